@@ -1,0 +1,197 @@
+"""All that is particular to SQLite but the statements of each operation.
+
+SQLite has one writer at a time. Inside a process our writes share one connection and queue up in
+Python, because SQLite's own waiting is an unfair sleep; between processes the busy timeout waits. Every
+transaction of more than one statement begins IMMEDIATE: one that reads first and writes later fails with
+SQLITE_BUSY_SNAPSHOT, which no timeout waits for. Readers have connections of their own that can't write.
+"""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+from weakref import WeakSet
+
+from sqlalchemy import Connection, Engine, PoolProxiedConnection, event, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from queue_core.clock import Clock, SystemClock
+from queue_core.errors import ConfigurationError, TransactionOpen, UnsupportedDatabase, WrongDatabase
+from queue_core.model import Enqueued
+
+from .base import SqlBackend
+from .engines import checkout, give_back, own_engine
+from .insertion import Insertion
+from .own_transactions import OwnTransactions
+from .sqlite_enqueue import SqliteEnqueue
+from .sqlite_file import prepare_file
+
+Synchronous: TypeAlias = Literal["full", "normal"]
+
+_BUSY_TIMEOUT = 5_000
+_PROBE_TIMEOUT = 250
+_OLDEST = (3, 35, 0)
+_SAFE = (3, 51, 3)
+
+_log = logging.getLogger(__name__)
+
+
+class SqliteBackend(SqlBackend):
+    """A queue in a SQLite file, through aiosqlite."""
+
+    def __init__(
+        self, engine: AsyncEngine, *, schema: str | None, clock: Clock | None, synchronous: Synchronous
+    ) -> None:
+        if schema is not None:
+            raise ConfigurationError(f"schema={schema!r} is for Postgres; SQLite has none: leave it out")
+        super().__init__(engine, schema=None, clock=clock)
+        self._enqueue_sql = SqliteEnqueue(clock or SystemClock())
+        self._synchronous = synchronous
+        self._writer = self._own_engine(begin="IMMEDIATE")
+        self._readers = self._own_engine(begin="DEFERRED", query_only=True)
+        self._prober = self._own_engine(begin="IMMEDIATE", busy_timeout=_PROBE_TIMEOUT)
+        self._write_turn = asyncio.Lock()
+        self._pinned: PoolProxiedConnection | None = None
+        self._own_transactions: OwnTransactions | None = None
+        self._same_database: WeakSet[Engine] = WeakSet([engine.sync_engine])
+
+    def _own_engine(self, *, begin: str, query_only: bool = False, busy_timeout: int = _BUSY_TIMEOUT) -> AsyncEngine:
+        engine = own_engine(self._users_engine)
+        pragmas = (
+            f"busy_timeout={busy_timeout}",
+            "journal_mode=WAL",
+            f"synchronous={self._synchronous.upper()}",
+            "foreign_keys=ON",
+            "journal_size_limit=67108864",
+            f"query_only={'ON' if query_only else 'OFF'}",
+        )
+
+        def on_connect(connection: Any, _record: object) -> None:
+            connection.isolation_level = None  # the driver sends no BEGIN of its own
+            cursor = connection.cursor()
+            for pragma in pragmas:
+                cursor.execute(f"PRAGMA {pragma}")
+            cursor.close()
+
+        def on_begin(connection: Connection) -> None:
+            connection.exec_driver_sql(f"BEGIN {begin}")
+
+        event.listen(engine.sync_engine, "connect", on_connect)
+        event.listen(engine.sync_engine, "begin", on_begin)
+        return engine
+
+    async def _connect(self) -> None:
+        prepare_file(self._users_engine.url)
+        if sqlite3.sqlite_version_info < _OLDEST:
+            raise UnsupportedDatabase(
+                f"queue-core needs SQLite 3.35 or newer, and this Python has {sqlite3.sqlite_version}: use a newer one"
+            )
+        async with self._reader() as connection:
+            mode = (await connection.execute(text("PRAGMA journal_mode"))).scalar_one()
+        if mode != "wal":
+            raise UnsupportedDatabase(
+                f"SQLite refused the write-ahead log for {self._users_engine.url.database} (it answered {mode!r}):"
+                " put the file on a local disk that allows shared memory"
+            )
+        if sqlite3.sqlite_version_info < _SAFE:
+            _log.warning(
+                "SQLite %s can corrupt a database when two connections write and checkpoint at once, which is rare;"
+                " 3.51.3 mends it: use a Python that is built with a newer one",
+                sqlite3.sqlite_version,
+            )
+        if self._own_transactions is None:
+            self._own_transactions = OwnTransactions(self._users_engine.sync_engine)
+
+    async def _disconnect(self) -> None:
+        if self._own_transactions is not None:
+            self._own_transactions.close()
+            self._own_transactions = None
+        async with self._write_turn:
+            await self._unpin(broken=False)
+        for engine in (self._writer, self._readers, self._prober):
+            await engine.dispose()
+
+    @asynccontextmanager
+    async def _reader(self) -> AsyncGenerator[AsyncConnection]:
+        async with self._readers.connect() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def _schema_transaction(self) -> AsyncGenerator[AsyncConnection]:
+        async with self._writer.begin() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def _write(self, *, transaction: bool) -> AsyncGenerator[Any]:
+        """The driver's own connection, ours alone; in a transaction, or with one for each statement."""
+        async with self._write_turn:
+            if self._pinned is None:
+                self._pinned = await checkout(self._writer)
+            driver: Any = self._pinned.driver_connection
+            try:
+                if transaction:
+                    await driver.execute_fetchall("BEGIN IMMEDIATE")
+                yield driver
+                if transaction:
+                    await driver.commit()
+            except BaseException:
+                if driver.in_transaction:
+                    # A connection that can't even roll back is not used again.
+                    await self._unpin(broken=True)
+                raise
+
+    async def _unpin(self, *, broken: bool) -> None:
+        pinned, self._pinned = self._pinned, None
+        if pinned is not None:
+            await give_back(pinned, broken=broken)
+
+    async def _insert(self, insertion: Insertion, patience: timedelta) -> Sequence[Enqueued]:
+        # A single statement is a transaction of its own, and takes the write lock as it starts.
+        async with self._write(transaction=not insertion.is_one_statement) as driver:
+            steps = insertion.steps(self._enqueue_sql, patience)
+            try:
+                statement, parameters = next(steps)
+                while True:
+                    # All rows before the commit: SQLite refuses to commit under an open RETURNING cursor.
+                    rows = await driver.execute_fetchall(statement.driver_sql, statement.arguments(parameters))
+                    statement, parameters = steps.send(rows)
+            except StopIteration as stop:
+                answers: Sequence[Enqueued] = stop.value
+                return answers
+
+    def _refuse_other_database(self, connection: Connection) -> None:
+        engine = connection.engine
+        if engine in self._same_database:
+            return
+        if engine.dialect.name != self._users_engine.dialect.name:
+            raise WrongDatabase(
+                f"the session or connection is one of {engine.dialect.name}, and this queue is in SQLite:"
+                " enqueue without it, or open a queue in that database"
+            )
+        theirs, ours = engine.url.database, self._users_engine.url.database
+        opened = next((row[2] for row in connection.exec_driver_sql("PRAGMA database_list") if row[1] == "main"), "")
+        if not opened or not ours or not Path(opened).samefile(ours):
+            raise WrongDatabase(
+                f"the session or connection belongs to {theirs or 'a database in memory'}, and this queue is in {ours}:"
+                " enqueue without it, or open a queue in that database"
+            )
+        self._same_database.add(engine)
+
+    async def refuse_own_lock(self) -> None:
+        if self._own_transactions is None or not self._own_transactions.any_open():
+            return
+        # It is open, but perhaps only for reading: try whether the lock can be had.
+        try:
+            async with self._prober.begin():
+                return
+        except Exception as error:
+            if "locked" not in str(error):
+                raise
+            raise TransactionOpen(
+                "enqueue() was called inside your own open transaction, which keeps the SQLite file locked and would"
+                " wait for itself: pass session= (or connection=) to enqueue in that transaction, or commit it first"
+            ) from error

@@ -1,0 +1,55 @@
+"""Whether a SQLite URL names a file that several connections and processes can safely share."""
+
+import os
+from pathlib import Path
+
+from sqlalchemy import URL
+
+from queue_core.errors import ConfigurationError, UnsupportedDatabase
+
+_NETWORK = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ncpfs", "lustre", "ceph", "glusterfs", "fuse.sshfs", "9p"}
+)
+
+
+def prepare_file(url: URL) -> None:
+    """Refuse what can't carry a queue; make a missing file readable for its owner only."""
+    name = url.database
+    if not name or ":memory:" in name or "mode=memory" in name or url.query.get("mode") == "memory":
+        raise UnsupportedDatabase(
+            "a SQLite database in memory can't carry a queue: each connection would have one of its own, and shared"
+            " ones ignore the busy timeout. Use a file, such as sqlite+aiosqlite:///jobs.db;"
+            " for tests, one in a temporary folder"
+        )
+    if name.startswith("file:"):
+        return  # a URI: SQLite itself says what it can't open
+    path = Path(name).absolute()
+    if not path.parent.is_dir():
+        raise ConfigurationError(f"the folder of the SQLite file {name} does not exist: create {path.parent} first")
+    if path.is_dir():
+        raise ConfigurationError(f"{name} is a folder: name a file in it, such as {path.name}/jobs.db")
+    kind = _file_system(path)
+    if kind in _NETWORK:
+        raise UnsupportedDatabase(
+            f"{name} is on a network file system ({kind}), where SQLite's locks do not hold and jobs would run twice:"
+            " use a local disk, or Postgres (postgresql+asyncpg://…) for several machines"
+        )
+    if not path.exists():
+        # -wal and -shm take the mode of the file.
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+
+
+def _file_system(path: Path) -> str | None:
+    """The kind of file system that a path is on, where the system says."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    best, kind = "", None
+    real = path.parent.resolve()
+    for line in mounts:
+        fields = line.split()
+        mount_point = fields[4].encode().decode("unicode_escape")
+        if len(mount_point) >= len(best) and real.is_relative_to(mount_point):
+            best, kind = mount_point, fields[fields.index("-") + 1]
+    return kind

@@ -1,0 +1,62 @@
+"""Durable background jobs for asyncio applications, in the database they already have."""
+
+from queue_core.context import Context
+from queue_core.delivery import Delivery, Request, Transactional
+from queue_core.errors import (
+    AlreadyInitialized,
+    BackendError,
+    BackendUnavailable,
+    ConfigurationError,
+    KeyLocked,
+    NotInitialized,
+    PayloadError,
+    QueueError,
+    SchemaError,
+    TransactionOpen,
+    UnknownJobType,
+    UnsupportedDatabase,
+    WrongDatabase,
+    WrongThread,
+)
+from queue_core.function import FunctionJob, job
+from queue_core.job import Job
+from queue_core.model import Enqueued, EnqueueStatus, JobId, JobStatus, QueueCounts, StoredJob
+from queue_core.options import JobOptions
+from queue_core.queue import Queue
+from queue_core.retry import Fixed, FullJitter, Linear, PowersOfTwo
+
+__all__ = [
+    "AlreadyInitialized",
+    "BackendError",
+    "BackendUnavailable",
+    "ConfigurationError",
+    "Context",
+    "Delivery",
+    "EnqueueStatus",
+    "Enqueued",
+    "Fixed",
+    "FullJitter",
+    "FunctionJob",
+    "Job",
+    "JobId",
+    "JobOptions",
+    "JobStatus",
+    "KeyLocked",
+    "Linear",
+    "NotInitialized",
+    "PayloadError",
+    "PowersOfTwo",
+    "Queue",
+    "QueueCounts",
+    "QueueError",
+    "Request",
+    "SchemaError",
+    "StoredJob",
+    "TransactionOpen",
+    "Transactional",
+    "UnknownJobType",
+    "UnsupportedDatabase",
+    "WrongDatabase",
+    "WrongThread",
+    "job",
+]

@@ -1,0 +1,174 @@
+"""The seam between the queue and a database: the contract that every backend keeps.
+
+A backend moves jobs between states and nothing else. Policy (when to retry, how long to wait) stays
+above it. For every method:
+
+- It is one transaction, and takes or returns a batch.
+- Time is the backend's: the database's clock on Postgres, the process's on SQLite, or the clock that the
+  backend was opened with. No method takes a `now`.
+- A write about a claimed job names its `Claim`. When the job has since been taken away the write changes
+  nothing for it, and the answer says so; it is not an error.
+- A write runs to its end when its caller is cancelled.
+- A driver's error comes out as a `BackendError`; as `BackendUnavailable` when the same call may succeed
+  later. Methods that are safe to repeat repeat themselves for a bounded time first.
+- After any error the connection goes back with no open transaction.
+
+The parts are cut by who calls them: a producer, a worker, the maintenance services, an operator.
+`tests/conformance` is the definition in code, and runs on every backend.
+"""
+
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from sqlalchemy import Connection
+
+from queue_core.model import (
+    Beat,
+    Claim,
+    ClaimedJob,
+    Enqueued,
+    JobId,
+    JobTypeName,
+    NewJob,
+    Outcome,
+    QueueCounts,
+    QueueName,
+    Reaped,
+    StoredJob,
+    Token,
+    Wakeup,
+    Worker,
+    WorkerId,
+)
+
+
+class Producer(Protocol):
+    """What enqueueing needs."""
+
+    async def enqueue_many(self, jobs: Sequence[NewJob], *, patience: timedelta | None = None) -> Sequence[Enqueued]:
+        """Insert the jobs in a transaction of its own; the answers are in the order of the jobs.
+
+        When it returns, they are durable and idle workers have been told. Jobs with the same unique key are
+        treated as if they had come one after the other. Repeating the call with the same `request_id`s makes no
+        second job while the first lives. A unique key that somebody's open transaction holds is waited for as
+        long as `patience` (None: as long as the backend repeats a call), and is then a `KeyLocked`.
+        """
+        ...
+
+    def enqueue_on(self, connection: Connection, jobs: Sequence[NewJob]) -> Sequence[Enqueued]:
+        """Insert the jobs in the caller's transaction: they are there if and only if that commits.
+
+        Synchronous, because a caller may have a synchronous session; an asynchronous one comes through
+        `run_sync`. Idle workers are told after the commit, and not when a savepoint is released. A connection to
+        another database is a `WrongDatabase` and nothing is written.
+        """
+        ...
+
+    def wakeups(self, queues: Collection[QueueName]) -> AbstractAsyncContextManager[AsyncIterator[Wakeup]]:
+        """Hints that these queues may have something to claim.
+
+        Hints only: one may be missing, late or for nothing, and several may come as one. Correctness rests on
+        `next_due` and polling.
+        """
+        ...
+
+
+class JobStore(Producer, Protocol):
+    """What a worker needs."""
+
+    async def claim(
+        self,
+        worker: WorkerId,
+        token: Token,
+        wanted: Mapping[QueueName, int],
+        job_types: Collection[JobTypeName],
+    ) -> Sequence[ClaimedJob]:
+        """Take due jobs of these types, at most so many of each queue, by priority, `available_at` and id.
+
+        Attempt, owner, token and deadline are set and the worker's lease is renewed in the same transaction. The
+        token is made by the caller and registered there *before* the call: it finds the rows again when the answer
+        was lost. Paused queues give nothing; a job past its `expires_at` is ended instead of claimed.
+        """
+        ...
+
+    async def settle(self, outcomes: Sequence[Outcome]) -> frozenset[JobId]:
+        """Record a mixed batch of outcomes; returns the jobs that still held their claim.
+
+        It can't fail on content. A repetition after a lost answer that finds no row counts as settled.
+        """
+        ...
+
+    async def beat(self, worker: WorkerId, held: Collection[Claim], pending_tokens: Collection[Token]) -> Beat:
+        """Renew the worker's lease.
+
+        Returns the claims that are no longer ours and the ones that an operator asked to stop; both have to be
+        stopped by the caller. Rows claimed by this worker that are neither held nor of a token whose answer is
+        still out are released and reported as unknown. Called from one thread only.
+        """
+        ...
+
+    async def next_due(self, queues: Collection[QueueName]) -> timedelta | None:
+        """How long until the next job of these queues is due; None when there is none."""
+        ...
+
+
+class Upkeep(Protocol):
+    """What the maintenance services need. Each is called until it returns less than its limit."""
+
+    async def register_worker(self, worker: Worker) -> None:
+        """Write the worker's row with a fresh lease."""
+        ...
+
+    async def forget_worker(self, worker: WorkerId) -> None:
+        """Mark the worker as stopped: whatever it still holds may be taken at once."""
+        ...
+
+    async def reap(self, queues: Collection[QueueName], *, limit: int) -> Reaped:
+        """Take back the claims of workers whose lease ran out, the worker's row locked first."""
+        ...
+
+    async def sweep_orphans(self, queues: Collection[QueueName], dead: Collection[WorkerId], *, park: bool) -> Reaped:
+        """Take back the claims of workers that are proved dead, whatever their lease says."""
+        ...
+
+    async def promote(self, *, limit: int) -> int:
+        """Make scheduled jobs that are due pending."""
+        ...
+
+    async def prune(self, *, older_than: timedelta, limit: int) -> int:
+        """Delete history, fired ticks and rows of stopped workers of that age."""
+        ...
+
+    async def enqueue_tick(self, schedule: str, tick_at: datetime, job: NewJob) -> Enqueued | None:
+        """Enqueue the job of one tick; None when that tick has fired already."""
+        ...
+
+
+class Inspection(Protocol):
+    """What operators need. Nothing here writes or waits for a lock."""
+
+    async def get(self, job_id: JobId) -> StoredJob | None:
+        """One live job; None when it is not in the jobs table (finished, dead, or never there)."""
+        ...
+
+    async def counts(self) -> Mapping[QueueName, QueueCounts]:
+        """How many jobs each queue has in each status; queues without any are left out."""
+        ...
+
+
+class Backend(Producer, Inspection, Protocol):
+    """An open database: what `connect` returns."""
+
+    async def open(self, *, migrate: bool) -> None:
+        """Check the database and its settings, and make or upgrade the tables; with `migrate=False` only check."""
+        ...
+
+    async def close(self) -> None:
+        """Give back every connection. May be called twice."""
+        ...
+
+    async def refuse_own_lock(self) -> None:
+        """Raise `TransactionOpen` when the calling task's own open transaction would keep `enqueue_many` waiting."""
+        ...

@@ -1,0 +1,57 @@
+"""The settings of a queue, with their defaults, in one place."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal, TypedDict
+
+from queue_core.checks import Duration, check_duration, check_identifier, check_int, shown
+from queue_core.errors import ConfigurationError
+from queue_core.job import unknown_option
+from queue_core.payload import MAX_PAYLOAD
+
+
+class QueueSettings(TypedDict, total=False):
+    """The keywords of `Queue` and `Queue.init`; what they mean and their defaults are in `QueueConfig`."""
+
+    schema: str | None
+    migrate: bool
+    max_payload: int
+    synchronous: Literal["full", "normal"]
+    key_patience: Duration
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueConfig:
+    """How one queue uses its database."""
+
+    schema: str | None = None
+    """The Postgres schema of the tables; it is created when it is missing."""
+    migrate: bool = True
+    """False only checks the tables, for deployments that run `queue-core migrate` themselves."""
+    max_payload: int = MAX_PAYLOAD
+    """The largest payload in bytes."""
+    synchronous: Literal["full", "normal"] = "full"
+    """SQLite only. `normal` is faster, and a power failure may take the last commits with it."""
+    key_patience: Duration = timedelta(milliseconds=200)
+    """How long enqueues with a key share a wait for a key that an open transaction holds, before each is on its own."""
+
+    @classmethod
+    def of(cls, settings: QueueSettings) -> "QueueConfig":
+        """The checked configuration of what a caller gave."""
+        known = tuple(QueueSettings.__annotations__)
+        unknown = {name: value for name, value in settings.items() if name not in known}
+        if unknown:
+            raise ConfigurationError(unknown_option("Queue", unknown, ("jobs", *known)))
+        return cls(**settings)
+
+    @property
+    def key_patience_span(self) -> timedelta:
+        return check_duration(self.key_patience, "key_patience", zero=False)
+
+    def __post_init__(self) -> None:
+        if self.schema is not None:
+            check_identifier(self.schema, "schema")
+        check_int(self.max_payload, "max_payload", 1, 256 * 1024 * 1024)
+        check_duration(self.key_patience, "key_patience", zero=False)
+        if self.synchronous not in ("full", "normal"):
+            raise ConfigurationError(f"synchronous must be 'full' or 'normal', got {shown(self.synchronous)}")
