@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Executable, RowMapping, func, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from queue_core import schema as revisions
-from queue_core.clock import Clock
+from queue_core.config import QueueConfig
 from queue_core.errors import BackendUnavailable, KeyLocked
 from queue_core.model import Enqueued, JobId, JobStatus, NewJob, QueueCounts, QueueName, StoredJob, Wakeup
 from queue_core.shield import finish
@@ -31,8 +31,6 @@ from .tables import Tables, build_tables
 
 T = TypeVar("T")
 
-REPEAT_FOR = timedelta(seconds=10)
-"""How long a call that is safe to repeat goes on before the caller hears of the trouble."""
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
 
@@ -42,14 +40,11 @@ class SqlBackend(ABC):
 
     _enqueue_sql: EnqueueSql
 
-    def __init__(
-        self, engine: AsyncEngine, *, schema: str | None, clock: Clock | None, repeat_for: timedelta = REPEAT_FOR
-    ) -> None:
+    def __init__(self, engine: AsyncEngine, config: QueueConfig) -> None:
         self._users_engine = engine
-        self._schema = schema
-        self._clock = clock
-        self._repeat_for = repeat_for
-        self._tables: Tables = build_tables(schema)
+        self._schema = config.schema
+        self._give_up_after = config.give_up_after
+        self._tables: Tables = build_tables(config.schema)
         self._hub = Hub()
         self._commits: CommitWatch | None = None
 
@@ -102,7 +97,7 @@ class SqlBackend(ABC):
         return await finish(self._enqueue_and_tell(jobs, patience), name="queue-core enqueue")
 
     async def _enqueue_and_tell(self, jobs: Sequence[NewJob], patience: timedelta | None) -> Sequence[Enqueued]:
-        wait = self._repeat_for if patience is None else patience
+        wait = self._give_up_after if patience is None else patience
         insertion, answers = await self._repeat(lambda: self._enqueue(jobs, wait))
         self._hub.announce(insertion.woken_queues(answers))
         return answers
@@ -174,7 +169,7 @@ class SqlBackend(ABC):
 
     async def _repeat(self, operation: Callable[[], Awaitable[T]]) -> T:
         """Do it, and again while the database is away, for a bounded time. Only for what is safe to repeat."""
-        give_up_at = time.monotonic() + self._repeat_for.total_seconds()
+        give_up_at = time.monotonic() + self._give_up_after.total_seconds()
         pause = _FIRST_PAUSE
         while True:
             try:

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.schema import CreateSchema
 
 from queue_core.clock import Clock
+from queue_core.config import QueueConfig
 from queue_core.errors import UnsupportedDatabase, WrongDatabase
 from queue_core.model import Enqueued
 
@@ -38,8 +39,8 @@ _IDENTITY = text("SELECT current_database(), CAST(system_identifier AS text) FRO
 class PostgresBackend(SqlBackend):
     """A queue in Postgres 14 or newer, through asyncpg."""
 
-    def __init__(self, engine: AsyncEngine, *, schema: str | None, clock: Clock | None) -> None:
-        super().__init__(engine, schema=schema, clock=clock)
+    def __init__(self, engine: AsyncEngine, config: QueueConfig, clock: Clock | None) -> None:
+        super().__init__(engine, config)
         self._enqueue_sql = PostgresEnqueue(self._tables, clock)
         self._engine = own_engine(engine)
         # The copied pool has the size of the application's: the queue takes a few at most.

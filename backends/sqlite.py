@@ -13,13 +13,14 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, PoolProxiedConnection, event, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from queue_core.clock import Clock, SystemClock
+from queue_core.config import QueueConfig
 from queue_core.errors import ConfigurationError, TransactionOpen, UnsupportedDatabase, WrongDatabase
 from queue_core.model import Enqueued
 
@@ -30,10 +31,8 @@ from .own_transactions import OwnTransactions
 from .sqlite_enqueue import SqliteEnqueue
 from .sqlite_file import prepare_file
 
-Synchronous: TypeAlias = Literal["full", "normal"]
-
-_BUSY_TIMEOUT = 5_000
-_PROBE_TIMEOUT = 250
+_BUSY_TIMEOUT = timedelta(seconds=5)
+_PROBE_TIMEOUT = timedelta(milliseconds=250)
 _OLDEST = (3, 35, 0)
 _SAFE = (3, 51, 3)
 
@@ -43,26 +42,25 @@ _log = logging.getLogger(__name__)
 class SqliteBackend(SqlBackend):
     """A queue in a SQLite file, through aiosqlite."""
 
-    def __init__(
-        self, engine: AsyncEngine, *, schema: str | None, clock: Clock | None, synchronous: Synchronous
-    ) -> None:
-        if schema is not None:
-            raise ConfigurationError(f"schema={schema!r} is for Postgres; SQLite has none: leave it out")
-        super().__init__(engine, schema=None, clock=clock)
+    def __init__(self, engine: AsyncEngine, config: QueueConfig, clock: Clock | None) -> None:
+        if config.schema is not None:
+            raise ConfigurationError(f"schema={config.schema!r} is for Postgres; SQLite has none: leave it out")
+        super().__init__(engine, config)
         self._enqueue_sql = SqliteEnqueue(clock or SystemClock())
-        self._synchronous = synchronous
-        self._writer = self._own_engine(begin="IMMEDIATE")
-        self._readers = self._own_engine(begin="DEFERRED", query_only=True)
-        self._prober = self._own_engine(begin="IMMEDIATE", busy_timeout=_PROBE_TIMEOUT)
+        self._synchronous = config.synchronous
+        busy = min(_BUSY_TIMEOUT, config.give_up_after)
+        self._writer = self._own_engine("IMMEDIATE", busy)
+        self._readers = self._own_engine("DEFERRED", busy, query_only=True)
+        self._prober = self._own_engine("IMMEDIATE", _PROBE_TIMEOUT)
         self._write_turn = asyncio.Lock()
         self._pinned: PoolProxiedConnection | None = None
         self._own_transactions: OwnTransactions | None = None
         self._same_database: WeakSet[Engine] = WeakSet([engine.sync_engine])
 
-    def _own_engine(self, *, begin: str, query_only: bool = False, busy_timeout: int = _BUSY_TIMEOUT) -> AsyncEngine:
+    def _own_engine(self, begin: str, busy_timeout: timedelta, *, query_only: bool = False) -> AsyncEngine:
         engine = own_engine(self._users_engine)
         pragmas = (
-            f"busy_timeout={busy_timeout}",
+            f"busy_timeout={busy_timeout // timedelta(milliseconds=1)}",
             "journal_mode=WAL",
             f"synchronous={self._synchronous.upper()}",
             "foreign_keys=ON",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 from queue_core.checks import Duration, check_duration, check_identifier, check_int, shown
 from queue_core.errors import ConfigurationError
@@ -17,6 +17,7 @@ class QueueSettings(TypedDict, total=False):
     migrate: bool
     max_payload: int
     synchronous: Literal["full", "normal"]
+    give_up_after: Duration
     key_patience: Duration
 
 
@@ -32,7 +33,10 @@ class QueueConfig:
     """The largest payload in bytes."""
     synchronous: Literal["full", "normal"] = "full"
     """SQLite only. `normal` is faster, and a power failure may take the last commits with it."""
-    key_patience: Duration = timedelta(milliseconds=200)
+    give_up_after: timedelta = timedelta(seconds=10)
+    """How long a call goes on trying, while the database is away or locked or a key is held by somebody's open
+    transaction, before it raises `BackendUnavailable`."""
+    key_patience: timedelta = timedelta(milliseconds=200)
     """How long enqueues with a key share a wait for a key that an open transaction holds, before each is on its own."""
 
     @classmethod
@@ -42,16 +46,14 @@ class QueueConfig:
         unknown = {name: value for name, value in settings.items() if name not in known}
         if unknown:
             raise ConfigurationError(unknown_option("Queue", unknown, ("jobs", *known)))
-        return cls(**settings)
-
-    @property
-    def key_patience_span(self) -> timedelta:
-        return check_duration(self.key_patience, "key_patience", zero=False)
+        return cls(**cast("dict[str, Any]", settings))
 
     def __post_init__(self) -> None:
         if self.schema is not None:
             check_identifier(self.schema, "schema")
         check_int(self.max_payload, "max_payload", 1, 256 * 1024 * 1024)
-        check_duration(self.key_patience, "key_patience", zero=False)
+        # Seconds are taken too; inside they are always a timedelta.
+        for field in ("give_up_after", "key_patience"):
+            object.__setattr__(self, field, check_duration(getattr(self, field), field, zero=False))
         if self.synchronous not in ("full", "normal"):
             raise ConfigurationError(f"synchronous must be 'full' or 'normal', got {shown(self.synchronous)}")

@@ -30,13 +30,10 @@ def connect(engine: AsyncEngine, config: QueueConfig, clock: Clock | None) -> Ba
     driver = engine.url.get_backend_name(), engine.url.get_driver_name()
     if driver == ("sqlite", "aiosqlite"):
         module: Any = import_module("queue_core.backends.sqlite")
-        return cast(
-            "Backend",
-            module.SqliteBackend(engine, schema=config.schema, clock=clock, synchronous=config.synchronous),
-        )
+        return cast("Backend", module.SqliteBackend(engine, config, clock))
     if driver == ("postgresql", "asyncpg"):
         module = import_module("queue_core.backends.postgres")
-        return cast("Backend", module.PostgresBackend(engine, schema=config.schema, clock=clock))
+        return cast("Backend", module.PostgresBackend(engine, config, clock))
     raise UnsupportedDatabase(
         f"queue-core can't use {engine.url.drivername}: use create_async_engine({_working(engine.url)!r})"
     )

@@ -34,37 +34,37 @@ HEADERS_BYTES: Final = 8 * 1024
 
 
 class Delivery(TypedDict, total=False):
-    """How one job is delivered. What is left out comes from the job class, or is nothing."""
+    """How one job is delivered. What is left out, or None, comes from the job class, or is nothing."""
 
-    queue: str
-    key: str
+    queue: str | None
+    key: str | None
     """No second job with this key while one is waiting or running; see `key_mode` and `key_scope`."""
-    key_mode: KeyMode
+    key_mode: KeyMode | None
     """What happens when a job with this key is waiting: `keep` it, `replace` its payload, time and options and
     let it start again with no attempts used, or replace all but its time (`preserve_run_at`)."""
-    key_scope: KeyScope
+    key_scope: KeyScope | None
     """Among which jobs the key is unique: of the same `type`, of the type and `tenant`, of the type and `queue`."""
-    delay: Duration
-    run_at: datetime
-    priority: int
+    delay: Duration | None
+    run_at: datetime | None
+    priority: int | None
     """-100 … 100, larger first."""
-    max_attempts: int
-    timeout: Duration
-    backoff: StoredBackoff
-    tenant: str
-    context: str
+    max_attempts: int | None
+    timeout: Duration | None
+    backoff: StoredBackoff | None
+    tenant: str | None
+    context: str | None
     """Why this was enqueued, for whoever looks at it later."""
-    headers: Mapping[str, str]
-    expires_at: datetime
+    headers: Mapping[str, str] | None
+    expires_at: datetime | None
     """A job that has not started by then is never run."""
-    expires_in: Duration
+    expires_in: Duration | None
 
 
 class Transactional(Delivery, total=False):
     """A delivery that may join the caller's own transaction."""
 
-    session: "AsyncSession | Session"
-    connection: "AsyncConnection | Connection"
+    session: "AsyncSession | Session | None"
+    connection: "AsyncConnection | Connection | None"
 
 
 class Request(NamedTuple):

@@ -28,8 +28,6 @@ from queue_core.errors import BackendUnavailable, KeyLocked, NotInitialized, Que
 from queue_core.model import Enqueued, NewJob
 
 BATCH = 1_000
-GIVE_UP_AFTER = timedelta(seconds=30)
-"""How long an enqueue waits for a key that somebody else's transaction holds."""
 _ALONE = timedelta(milliseconds=10)
 _TURN = timedelta(milliseconds=100)
 
@@ -56,9 +54,7 @@ class _Waiter:
 class Intake:
     """Takes single jobs and hands them to the backend in batches."""
 
-    def __init__(
-        self, producer: Producer, *, key_patience: timedelta, give_up_after: timedelta = GIVE_UP_AFTER
-    ) -> None:
+    def __init__(self, producer: Producer, *, key_patience: timedelta, give_up_after: timedelta) -> None:
         self._producer = producer
         self._key_patience = key_patience
         self._give_up_after = give_up_after.total_seconds()

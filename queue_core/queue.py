@@ -137,7 +137,7 @@ class Queue:
             self._backend = None
             raise
         self._loop = asyncio.get_running_loop()
-        self._intake = Intake(backend, key_patience=self._config.key_patience_span)
+        self._intake = Intake(backend, key_patience=self._config.key_patience, give_up_after=self._config.give_up_after)
         return self
 
     async def close(self) -> None:

@@ -49,6 +49,10 @@ class Registry:
             )
         return cls
 
+    def decode(self, name: str, payload: str) -> Job[Any]:
+        """The job of a stored name and payload."""
+        return prepare(self.get(name)).decode(payload)
+
     def knows(self, cls: type[Job[Any]]) -> bool:
         """Whether this very class is registered; refuses one whose name means another class here."""
         name = cls.__job_options__.name

@@ -1,0 +1,107 @@
+"""Concurrent enqueues share commits, and nobody pays for a neighbour's trouble."""
+
+import asyncio
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from queue_core import BackendError, BackendUnavailable, NotInitialized, Queue
+from queue_core.intake import Intake
+from queue_core.model import Enqueued, EnqueueStatus
+from tests.support.databases import Database
+from tests.support.faulty import FaultyProducer
+from tests.support.jobs import Note, new_job
+from tests.support.spy import Spy
+
+
+async def test_five_thousand_concurrent_enqueues_are_a_few_commits(engine: AsyncEngine, database: Database) -> None:
+    spy = Spy(engine)
+    async with Queue(engine, jobs=[Note]) as queue:
+        spy.reset()
+        answers = await asyncio.gather(
+            *(queue.enqueue(Note(), key=f"k{number}" if number % 2 else None) for number in range(5_000))
+        )
+        assert 1 <= spy.commits <= 24
+    assert {answer.status for answer in answers} == {EnqueueStatus.INSERTED}
+    assert len({answer.job_id for answer in answers}) == 5_000
+    assert database.count() == 5_000
+
+
+async def test_a_lone_enqueue_is_one_commit_and_waits_for_no_company(engine: AsyncEngine) -> None:
+    spy = Spy(engine)
+    async with Queue(engine, jobs=[Note]) as queue:
+        await queue.enqueue(Note())
+        spy.reset()
+        await queue.enqueue(Note())
+        assert (spy.commits, len(spy.statements)) == (1, 1)
+
+
+async def test_two_replaces_of_one_key_at_once_both_get_an_answer(queue: Queue, database: Database) -> None:
+    answers = await asyncio.gather(
+        *(queue.enqueue(Note(text=str(number)), key="k", key_mode="replace") for number in range(2))
+    )
+    assert [answer.status for answer in answers] == [EnqueueStatus.INSERTED, EnqueueStatus.REPLACED]
+    assert database.jobs("payload") == [('{"text":"1"}',)]
+
+
+async def test_a_refused_job_fails_alone(queue: Queue, database: Database) -> None:
+    """A rule that the application added to our table refuses one job of a shared batch."""
+    if database.kind == "sqlite":
+        database.query(
+            "CREATE TRIGGER no_thirteen BEFORE INSERT ON queue_jobs WHEN new.tenant = '13'"
+            " BEGIN SELECT RAISE(ABORT, 'not thirteen'); END"
+        )
+    else:
+        database.query("ALTER TABLE queue_jobs ADD CONSTRAINT no_thirteen CHECK (tenant <> '13')")
+    try:
+        answers = await asyncio.gather(
+            *(queue.enqueue(Note(), tenant=str(number)) for number in range(40)), return_exceptions=True
+        )
+    finally:
+        if database.kind == "postgres":
+            database.query("ALTER TABLE queue_jobs DROP CONSTRAINT no_thirteen")
+    failed = [(number, answer) for number, answer in enumerate(answers) if isinstance(answer, BaseException)]
+    assert [number for number, _ in failed] == [13]
+    assert isinstance(failed[0][1], BackendError)
+    assert "thirteen" in str(failed[0][1])
+    assert database.count() == 39
+
+
+async def test_a_cancelled_waiter_harms_nobody(queue: Queue, database: Database) -> None:
+    tasks = [asyncio.create_task(queue.enqueue(Note(text=str(number)))) for number in range(20)]
+    await asyncio.sleep(0)  # every one of them is in the lane now, and none on its way
+    for task in tasks[::2]:
+        task.cancel()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(answer, asyncio.CancelledError) for answer in answers[::2])
+    assert all(isinstance(answer, Enqueued) for answer in answers[1::2])
+    assert database.count() == 10
+
+
+async def test_closing_writes_what_is_on_its_way(engine: AsyncEngine, database: Database) -> None:
+    queue = await Queue(engine, jobs=[Note]).open()
+    tasks = [asyncio.create_task(queue.enqueue(Note())) for _ in range(30)]
+    await asyncio.sleep(0)
+    await queue.close()
+    assert len(await asyncio.gather(*tasks)) == 30
+    assert database.count() == 30
+    with pytest.raises(NotInitialized, match="not open"):
+        await queue.enqueue(Note())
+
+
+async def test_when_the_database_is_away_everyone_in_the_batch_is_told() -> None:
+    producer = FaultyProducer(fail=[BackendUnavailable("away"), None])
+    intake = Intake(producer, key_patience=producer.patience, give_up_after=producer.patience)
+    answers = await asyncio.gather(*(intake.submit(new_job()) for _ in range(3)), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [BackendUnavailable] * 3
+    assert (await intake.submit(new_job())).status is EnqueueStatus.INSERTED
+    await intake.close()
+
+
+async def test_a_bug_in_a_backend_reaches_the_callers_and_the_lane_goes_on() -> None:
+    producer = FaultyProducer(fail=[ZeroDivisionError("a bug"), None])
+    intake = Intake(producer, key_patience=producer.patience, give_up_after=producer.patience)
+    with pytest.raises(ZeroDivisionError):
+        await intake.submit(new_job())
+    assert (await intake.submit(new_job())).status is EnqueueStatus.INSERTED
+    await intake.close()
