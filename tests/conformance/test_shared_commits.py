@@ -1,6 +1,7 @@
 """Concurrent enqueues share commits, and nobody pays for a neighbour's trouble."""
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -9,7 +10,7 @@ from queue_core import BackendError, BackendUnavailable, NotInitialized, Queue
 from queue_core.intake import Intake
 from queue_core.model import Enqueued, EnqueueStatus
 from tests.support.databases import Database
-from tests.support.faulty import FaultyProducer
+from tests.support.faulty import FaultyProducer, HoldingProducer
 from tests.support.jobs import Note, new_job
 from tests.support.spy import Spy
 
@@ -104,4 +105,25 @@ async def test_a_bug_in_a_backend_reaches_the_callers_and_the_lane_goes_on() -> 
     with pytest.raises(ZeroDivisionError):
         await intake.submit(new_job())
     assert (await intake.submit(new_job())).status is EnqueueStatus.INSERTED
+    await intake.close()
+
+
+async def test_once_a_key_is_known_to_be_held_the_shared_batch_waits_for_it_no_more() -> None:
+    producer = HoldingProducer(held={"held"})
+    intake = Intake(producer, key_patience=timedelta(seconds=7), give_up_after=timedelta(seconds=60))
+
+    def enqueue(key: str) -> "asyncio.Task[Enqueued]":
+        return asyncio.create_task(intake.submit(new_job(key=key, unique_key=key)))
+
+    stuck = enqueue("held")
+    await enqueue("a")
+    stuck_too = enqueue("held")
+    await enqueue("b")
+    await enqueue("c")
+    shared = [keys for keys, patience in producer.calls if patience == timedelta(seconds=7)]
+    assert shared[0] == {"held", "a"}
+    assert all("held" not in keys for keys in shared[1:])
+    assert len(shared) > 1
+    producer.held.clear()
+    assert {answer.status for answer in await asyncio.gather(stuck, stuck_too)} == {EnqueueStatus.INSERTED}
     await intake.close()

@@ -1,11 +1,13 @@
 """Faults at the seam: a producer that fails when the test says so, typed by the protocol."""
 
+import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 
 from sqlalchemy import Connection
 
+from queue_core.errors import KeyLocked
 from queue_core.model import Enqueued, EnqueueStatus, JobId, NewJob, Wakeup
 
 
@@ -27,3 +29,19 @@ class FaultyProducer:
 
     def wakeups(self, queues: Collection[str]) -> AbstractAsyncContextManager[AsyncIterator[Wakeup]]:
         raise AssertionError("the intake waits for nothing")
+
+
+class HoldingProducer(FaultyProducer):
+    """Somebody's open transaction holds some keys; notes which keys came together, and how patient they were."""
+
+    def __init__(self, held: set[str]) -> None:
+        super().__init__([])
+        self.held = held
+        self.calls: list[tuple[set[str | None], timedelta | None]] = []
+
+    async def enqueue_many(self, jobs: Sequence[NewJob], *, patience: timedelta | None = None) -> Sequence[Enqueued]:
+        keys = {job.unique_key for job in jobs}
+        self.calls.append((keys, patience))
+        await asyncio.sleep(0)
+        self._fail.append(KeyLocked("held") if self.held & keys else None)
+        return await super().enqueue_many(jobs, patience=patience)
