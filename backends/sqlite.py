@@ -136,10 +136,15 @@ class SqliteBackend(SqlBackend):
                 yield driver
                 if transaction:
                     await driver.commit()
-            except BaseException:
-                if driver.in_transaction:
-                    # A connection that can't even roll back is not used again.
+            except sqlite3.Error:
+                # SQLite's answer: the connection is as good as before, unless it can't roll back either.
+                try:
+                    await driver.rollback()
+                except sqlite3.Error:
                     await self._unpin(broken=True)
+                raise
+            except BaseException:
+                await self._unpin(broken=True)
                 raise
 
     async def _unpin(self, *, broken: bool) -> None:

@@ -11,7 +11,7 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -62,7 +62,7 @@ class Progress:
 
 
 @contextmanager
-def measured(title: str, total: int, remark: str) -> Iterator[Progress]:
+def measured(title: str, total: int, remark: str) -> Generator[Progress]:
     progress = Progress(title, total)
     yield progress
     progress.finish(remark)
