@@ -1,7 +1,6 @@
 """SQLite's one write lock: who has it, from when, and what a caller hears who would wait for itself."""
 
 import asyncio
-import sqlite3
 import stat
 from typing import Any, Literal
 
@@ -109,4 +108,4 @@ async def test_readers_cannot_write(backend: Backend, database: SqliteDatabase) 
     async with opened._reader() as connection:
         with pytest.raises(Exception, match="readonly database"):
             await connection.execute(text("DELETE FROM queue_jobs"))
-    assert sqlite3.connect(database.path).execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert database.query("PRAGMA journal_mode") == [("wal",)]
