@@ -6,7 +6,7 @@ Applications don't come through here: they call `queue_core.schema`, which runs 
 from importlib import import_module
 
 from alembic import context, op
-from sqlalchemy import create_engine
+from sqlalchemy import NullPool, create_engine
 
 from queue_core.schema import VERSION_TABLE
 
@@ -14,7 +14,7 @@ arguments = context.get_x_argument(as_dictionary=True)
 if "url" not in arguments:
     raise SystemExit("say which scratch database to use: alembic -x url=sqlite:///scratch.db …")
 
-with create_engine(arguments["url"]).connect() as connection:
+with create_engine(arguments["url"], poolclass=NullPool).connect() as connection:
     context.configure(
         connection=connection,
         target_metadata=import_module("queue_core.backends.tables").build_tables().metadata,

@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakSet
 
 import asyncpg
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.schema import CreateSchema
 
@@ -74,8 +74,9 @@ class PostgresBackend(SqlBackend):
                 text("SELECT pg_advisory_xact_lock(:lock, hashtext(:schema))"),
                 {"lock": _SCHEMA_LOCK, "schema": self._schema or ""},
             )
-            if self._schema is not None:
-                await connection.execute(CreateSchema(self._schema, if_not_exists=True))
+            # Looked for first: IF NOT EXISTS wants the right to make schemas even when there is nothing to make.
+            if self._schema is not None and not await connection.run_sync(_has_schema, self._schema):
+                await connection.execute(CreateSchema(self._schema))
             yield connection
 
     @asynccontextmanager
@@ -136,6 +137,10 @@ class PostgresBackend(SqlBackend):
 
     async def refuse_own_lock(self) -> None:
         """Postgres locks rows and not the database: the caller's own transaction is in nobody's way."""
+
+
+def _has_schema(connection: Connection, name: str) -> bool:
+    return inspect(connection).has_schema(name)
 
 
 def _server(engine: Engine) -> str:

@@ -48,6 +48,8 @@ class SqliteBackend(SqlBackend):
         super().__init__(engine, config)
         self._enqueue_sql = SqliteEnqueue(clock or SystemClock())
         self._synchronous = config.synchronous
+        self._creates = config.migrate
+        self._path = Path()
         busy = min(_BUSY_TIMEOUT, config.give_up_after)
         self._writer = self._own_engine("IMMEDIATE", busy)
         self._readers = self._own_engine("DEFERRED", busy, query_only=True)
@@ -83,7 +85,7 @@ class SqliteBackend(SqlBackend):
         return engine
 
     async def _connect(self) -> None:
-        prepare_file(self._users_engine.url)
+        self._path = prepare_file(self._users_engine.url, create=self._creates)
         if sqlite3.sqlite_version_info < _OLDEST:
             raise UnsupportedDatabase(
                 f"queue-core needs SQLite 3.35 or newer, and this Python has {sqlite3.sqlite_version}: use a newer one"
@@ -175,12 +177,11 @@ class SqliteBackend(SqlBackend):
                 f"the session or connection is one of {engine.dialect.name}, and this queue is in SQLite:"
                 " enqueue without it, or open a queue in that database"
             )
-        theirs, ours = engine.url.database, self._users_engine.url.database
         opened = next((row[2] for row in connection.exec_driver_sql("PRAGMA database_list") if row[1] == "main"), "")
-        if not opened or not ours or not Path(opened).samefile(ours):
+        if not opened or not self._path.samefile(opened):
             raise WrongDatabase(
-                f"the session or connection belongs to {theirs or 'a database in memory'}, and this queue is in {ours}:"
-                " enqueue without it, or open a queue in that database"
+                f"the session or connection belongs to {opened or 'a database in memory'}, and this queue is in"
+                f" {self._path}: enqueue without it, or open a queue in that database"
             )
         self._same_database.add(engine)
 

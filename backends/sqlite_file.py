@@ -2,18 +2,19 @@
 
 import os
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from sqlalchemy import URL
 
-from queue_core.errors import ConfigurationError, UnsupportedDatabase
+from queue_core.errors import ConfigurationError, SchemaError, UnsupportedDatabase
 
 _NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ncpfs", "lustre", "ceph", "glusterfs", "fuse.sshfs", "9p"}
 )
 
 
-def prepare_file(url: URL) -> None:
-    """Refuse what can't carry a queue; make a missing file readable for its owner only."""
+def prepare_file(url: URL, *, create: bool) -> Path:
+    """Refuse what can't carry a queue; make a missing file readable for its owner only. Returns where it is."""
     name = url.database
     if not name or ":memory:" in name or "mode=memory" in name or url.query.get("mode") == "memory":
         raise UnsupportedDatabase(
@@ -21,9 +22,7 @@ def prepare_file(url: URL) -> None:
             " ones ignore the busy timeout. Use a file, such as sqlite+aiosqlite:///jobs.db;"
             " for tests, one in a temporary folder"
         )
-    if name.startswith("file:"):
-        return  # a URI: SQLite itself says what it can't open
-    path = Path(name).absolute()
+    path = Path(unquote(urlsplit(name).path) if name.startswith("file:") else name).absolute()
     if not path.parent.is_dir():
         raise ConfigurationError(f"the folder of the SQLite file {name} does not exist: create {path.parent} first")
     if path.is_dir():
@@ -34,9 +33,20 @@ def prepare_file(url: URL) -> None:
             f"{name} is on a network file system ({kind}), where SQLite's locks do not hold and jobs would run twice:"
             " use a local disk, or Postgres (postgresql+asyncpg://…) for several machines"
         )
-    if not path.exists():
+    if not create and not path.exists():
+        raise SchemaError(
+            f"the SQLite file {name} does not exist: run 'queue-core migrate --url URL', or leave out migrate=False to"
+            " have it made at start"
+        )
+    try:
         # -wal and -shm take the mode of the file.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as error:
+        raise ConfigurationError(
+            f"the SQLite file {name} can't be opened for writing ({error.strerror}): give this user the right to write"
+            " the file and its folder, or name another one"
+        ) from error
+    return path
 
 
 def _file_system(path: Path) -> str | None:

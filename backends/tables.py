@@ -22,6 +22,8 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     Text,
+    UnaryExpression,
+    column,
     text,
 )
 from sqlalchemy.dialects.postgresql import UUID
@@ -82,6 +84,11 @@ def Token() -> Any:  # noqa: N802 reads as a type
 def _id() -> Column[int]:
     # AUTOINCREMENT: without it SQLite gives the id of a deleted last row out again.
     return Column("id", BigInteger().with_variant(Integer(), "sqlite"), Identity(), primary_key=True)
+
+
+def _descending(name: str) -> UnaryExpression[Any]:
+    # A column and not text("… DESC"), which Alembic can't compare with what it finds on SQLite.
+    return column(name, Integer).desc()
 
 
 @dataclass(frozen=True)
@@ -155,7 +162,7 @@ def _jobs(metadata: MetaData) -> Table:
         Index(
             "queue_jobs_pending",
             "queue",
-            text("priority DESC"),
+            _descending("priority"),
             "available_at",
             "id",
             postgresql_where=text("status = 'pending'"),
@@ -222,9 +229,9 @@ def _dead_jobs(metadata: MetaData) -> Table:
         Column("requeued_job_id", BigInteger),
         Column("notes", Text),
         Index("queue_dead_jobs_identity", "identity", unique=True),
-        Index("queue_dead_jobs_failed", text("failed_at DESC"), text("id DESC")),
-        Index("queue_dead_jobs_type", "job_type", text("failed_at DESC"), text("id DESC")),
-        Index("queue_dead_jobs_queue", "queue", text("failed_at DESC"), text("id DESC")),
+        Index("queue_dead_jobs_failed", _descending("failed_at"), _descending("id")),
+        Index("queue_dead_jobs_type", "job_type", _descending("failed_at"), _descending("id")),
+        Index("queue_dead_jobs_queue", "queue", _descending("failed_at"), _descending("id")),
         sqlite_autoincrement=True,
     )
 

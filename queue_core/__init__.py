@@ -1,5 +1,7 @@
 """Durable background jobs for asyncio applications, in the database they already have."""
 
+from typing import TYPE_CHECKING
+
 from queue_core.context import Context
 from queue_core.delivery import Delivery, Request, Transactional
 from queue_core.errors import (
@@ -22,8 +24,10 @@ from queue_core.function import FunctionJob, job
 from queue_core.job import Job
 from queue_core.model import Enqueued, EnqueueStatus, JobId, JobStatus, QueueCounts, StoredJob
 from queue_core.options import JobOptions
-from queue_core.queue import Queue
 from queue_core.retry import Fixed, FullJitter, Linear, PowersOfTwo
+
+if TYPE_CHECKING:
+    from queue_core.queue import Queue
 
 __all__ = [
     "AlreadyInitialized",
@@ -60,3 +64,12 @@ __all__ = [
     "WrongThread",
     "job",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # SQLAlchemy takes most of the time of an import, and `queue-core --help` does not need it.
+    if name == "Queue":
+        from queue_core.queue import Queue
+
+        return Queue
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

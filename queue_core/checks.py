@@ -21,7 +21,10 @@ _SHOWN: Final = 60
 
 def shown(value: object) -> str:
     """A value as an error message may show it: short, and harmless in a terminal."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 a repr of the caller's own, or an integer too long for one
+        text = f"a {type(value).__name__} that can't be shown"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"
 
 
@@ -42,7 +45,7 @@ def check_identifier(value: object, field: str) -> str:
     )
 
 
-def check_text(value: object, field: str, *, limit: int, one_line: bool = True) -> str:
+def check_text(value: object, field: str, *, limit: int, one_line: bool = True, hint: str = "shorten it") -> str:
     """A text that both databases store as it is; `limit` counts bytes of UTF-8."""
     if not isinstance(value, str):
         raise ConfigurationError(f"{field} must be a str, got {shown(value)}")
@@ -55,7 +58,7 @@ def check_text(value: object, field: str, *, limit: int, one_line: bool = True) 
             f"{field} has a lone surrogate at position {error.start}, which is not text; remove it"
         ) from error
     if size > limit:
-        raise ConfigurationError(f"{field} must be at most {limit} bytes, got {size}; use a hash of it instead")
+        raise ConfigurationError(f"{field} must be at most {limit} bytes, got {size}; {hint}")
     if "\x00" in value or (one_line and _CONTROL.search(value)):
         raise ConfigurationError(f"{field} must not have control characters, got {shown(value)}")
     return value
@@ -71,8 +74,8 @@ def check_duration(value: object, field: str, *, zero: bool = True) -> timedelta
     """Seconds or a `timedelta`; not negative, and above zero unless `zero`."""
     if isinstance(value, timedelta):
         span = value
-    elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        # Compared before it is converted: timedelta(seconds=1e300) raises an error of its own.
+    elif isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf:
+        # Compared before it is converted: timedelta(seconds=1e300) and float(10**400) raise errors of their own.
         span = timedelta(seconds=value) if abs(value) <= _LONGEST.total_seconds() else _LONGEST * 2
     else:
         raise ConfigurationError(f"{field} must be seconds or a timedelta, got {shown(value)}")

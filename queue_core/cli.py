@@ -6,6 +6,7 @@ is imported when it runs, so that `--help` answers at once.
 
 import argparse
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     from queue_core.errors import ConfigurationError, QueueError
 
+    # What a command has to say is its one line; warnings are for the application's log.
+    logging.getLogger("queue_core").setLevel(logging.ERROR)
     try:
         return asyncio.run(_migrate(options))
     except ConfigurationError as error:
@@ -62,6 +65,8 @@ async def _migrate(options: argparse.Namespace) -> int:
     if not options.url:
         raise ConfigurationError("no database given: pass --url, or set QUEUE_CORE_URL")
     url = asynchronous_url(options.url)
+    if options.schema is not None and url.get_backend_name() == "sqlite":
+        raise ConfigurationError("--schema is for Postgres; SQLite has none: leave it out")
     if options.sql:
         print(upgrade_sql(url.get_backend_name(), options.schema))
         return 0

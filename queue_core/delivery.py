@@ -78,6 +78,7 @@ _KEYWORDS: Final = tuple(Delivery.__annotations__)
 _KNOWN: Final = frozenset(_KEYWORDS)
 _MODES: Final = ("keep", "replace", "preserve_run_at")
 _SCOPES: Final = ("type", "tenant", "queue")
+_HASH: Final = "use a hash of it instead"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -97,12 +98,16 @@ def new_job(job: Job[Any], delivery: Delivery, *, max_payload: int) -> NewJob:
         )
     if not delivery.keys() <= _KNOWN:
         unknown = {name: value for name, value in delivery.items() if name not in _KNOWN}
+        if unknown.keys() & {"session", "connection"}:
+            raise ConfigurationError(
+                "session and connection hold for all jobs of a call: give them to enqueue_many, not to with_delivery"
+            )
         raise ConfigurationError(unknown_option("enqueue()", unknown, (*_KEYWORDS, "session", "connection")))
     # None means left out, so that callers can pass an optional value on.
     given: dict[str, Any] = {name: value for name, value in delivery.items() if value is not None}
     queue = check_name(given["queue"], "queue") if "queue" in given else options.queue
-    tenant = check_text(given["tenant"], "tenant", limit=TENANT_BYTES) if "tenant" in given else None
-    key = check_text(given["key"], "key", limit=KEY_BYTES) if "key" in given else None
+    tenant = check_text(given["tenant"], "tenant", limit=TENANT_BYTES, hint=_HASH) if "tenant" in given else None
+    key = check_text(given["key"], "key", limit=KEY_BYTES, hint=_HASH) if "key" in given else None
     _check_pairs(given)
     return NewJob(
         request_id=new_request_id(),
@@ -122,7 +127,7 @@ def new_job(job: Job[Any], delivery: Delivery, *, max_payload: int) -> NewJob:
         context=check_text(given["context"], "context", limit=CONTEXT_BYTES, one_line=False)
         if "context" in given
         else None,
-        headers=_headers(given["headers"]) if given.get("headers") else None,
+        headers=_headers(given["headers"]) if "headers" in given else None,
         delay=check_duration(given.get("delay", 0), "delay"),
         run_at=check_instant(given["run_at"], "run_at") if "run_at" in given else None,
         expires_after=check_duration(given["expires_in"], "expires_in", zero=False) if "expires_in" in given else None,
@@ -153,7 +158,7 @@ def _unique_key(given: Mapping[str, object], job_type: str, queue: str, tenant: 
     return _encode((scope, job_type, *among, key)).decode()
 
 
-def _headers(value: object) -> str:
+def _headers(value: object) -> str | None:
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"headers must be a dict of str to str, got {shown(value)}")
     headers = cast("Mapping[object, object]", value)
@@ -167,4 +172,4 @@ def _headers(value: object) -> str:
         raise ConfigurationError("headers have a lone surrogate, which is not text; remove it") from error
     if len(encoded) > HEADERS_BYTES:
         raise ConfigurationError(f"headers must be at most {HEADERS_BYTES} bytes as JSON, got {len(encoded)}")
-    return encoded.decode()
+    return encoded.decode() if headers else None

@@ -16,10 +16,10 @@ import types
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints, overload
 
-from queue_core.checks import Duration
+from queue_core.checks import Duration, shown
 from queue_core.context import Context
 from queue_core.errors import ConfigurationError
-from queue_core.job import Job
+from queue_core.job import CLASS_OPTIONS, Job, unknown_option
 from queue_core.retry import Backoff
 
 P = ParamSpec("P")
@@ -30,7 +30,8 @@ class FunctionJob(Generic[P, R]):
     """A function that can be enqueued."""
 
     def __init__(self, function: Callable[..., Awaitable[R] | R], job_type: type[Job[R]]) -> None:
-        self.function = function
+        # Any, so that a test can await the call of an async one.
+        self.function: Callable[..., Any] = function
         self.job_type = job_type
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
@@ -68,6 +69,10 @@ def job(function: Callable[Concatenate[Context, P], Awaitable[R]], /) -> Functio
 @overload
 def job(function: Callable[P, Awaitable[R]], /) -> FunctionJob[P, R]: ...
 @overload
+def job(function: Callable[Concatenate[Context, P], R], /) -> FunctionJob[P, R]: ...
+@overload
+def job(function: Callable[P, R], /) -> FunctionJob[P, R]: ...
+@overload
 def job(
     *,
     name: str | None = None,
@@ -85,21 +90,30 @@ def job(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 
 def _job_class(function: Callable[..., Any], options: dict[str, Any]) -> type[Job[Any]]:
+    if not inspect.isfunction(function):
+        raise ConfigurationError(
+            f"@job makes a job of a function, got {shown(function)}: write @job(queue=…) to give it options"
+        )
+    if unknown := {option: value for option, value in options.items() if option not in CLASS_OPTIONS}:
+        raise ConfigurationError(unknown_option("@job(…)", unknown, CLASS_OPTIONS))
     name = function.__name__
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        # Calling it would run nothing, and the job would count as done.
+        raise ConfigurationError(f"{name} has a yield, so that calling it does nothing: take it out")
     try:
         hints = get_type_hints(function)
     except Exception as error:
         raise ConfigurationError(f"the annotations of {name} can't be resolved: {error}") from error
     fields: list[Any] = []
-    passes_context: str | None = None
+    contexts: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
-        if hints.get(parameter.name) is Context:
-            passes_context = parameter.name
-            continue
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ConfigurationError(
                 f"{name} has the parameter {parameter}, which can't be stored by name: give each value a name"
             )
+        if hints.get(parameter.name) in (Context, Context | None):
+            contexts.append(parameter.name)
+            continue
         default = dataclasses.MISSING if parameter.default is parameter.empty else parameter.default
         fields.append(
             (
@@ -114,8 +128,7 @@ def _job_class(function: Callable[..., Any], options: dict[str, Any]) -> type[Jo
     names = [field[0] for field in fields]
 
     def arguments(self: Job[Any], ctx: Context) -> dict[str, Any]:
-        values = {field: getattr(self, field) for field in names}
-        return values if passes_context is None else {**values, passes_context: ctx}
+        return {field: getattr(self, field) for field in names} | dict.fromkeys(contexts, ctx)
 
     async def run_async(self: Job[Any], ctx: Context) -> Any:
         return await function(**arguments(self, ctx))
@@ -136,5 +149,5 @@ def _job_class(function: Callable[..., Any], options: dict[str, Any]) -> type[Jo
 def _default(value: Any) -> dict[str, Any]:
     # A function may have a list as its default; a dataclass wants a factory for it.
     if type(value).__hash__ is None:
-        return {"default_factory": lambda: copy.copy(value)}
+        return {"default_factory": lambda: copy.deepcopy(value)}
     return {"default": value}

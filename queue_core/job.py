@@ -58,7 +58,7 @@ class Job(Generic[R_co]):
         **unknown: Never,
     ) -> None:
         if unknown:
-            raise ConfigurationError(unknown_option(f"class {cls.__name__}(Job, …)", unknown, _CLASS_OPTIONS))
+            raise ConfigurationError(unknown_option(f"class {cls.__name__}(Job, …)", unknown, CLASS_OPTIONS))
         super().__init_subclass__()
         for base in cls.__bases__:
             # By now nothing can decorate a base any more, and a dataclass takes fields only from dataclasses.
@@ -82,7 +82,11 @@ class Job(Generic[R_co]):
 
     def __repr__(self) -> str:
         # The names only: what is in a payload does not belong in logs.
-        fields = getattr(self, "__dataclass_fields__", None) or getattr(type(self), "model_fields", {})
+        fields = (
+            [field.name for field in dataclasses.fields(self)]
+            if dataclasses.is_dataclass(self)
+            else getattr(type(self), "model_fields", {})
+        )
         return f"<{type(self).__name__} job ({', '.join(fields)})>"
 
     if TYPE_CHECKING:
@@ -104,7 +108,7 @@ class Job(Generic[R_co]):
         return Request(self, delivery)
 
 
-_CLASS_OPTIONS = ("name", "aliases", "queue", "max_attempts", "timeout", "priority", "backoff")
+CLASS_OPTIONS = ("name", "aliases", "queue", "max_attempts", "timeout", "priority", "backoff")
 
 JobT = TypeVar("JobT", bound=Job[Any])
 
@@ -114,6 +118,8 @@ def prepare(cls: type[JobT]) -> Codec[JobT]:
     ready = cls.__job_codec__
     if ready is not None:
         return ready
+    if cls is Job:
+        raise ConfigurationError("Job is the base class of jobs: write a class of your own, class SendEmail(Job)")
     name = cls.__job_options__.name
     _make_dataclass(cls)
     try:
@@ -152,6 +158,9 @@ def check_runnable(cls: type[Job[Any]]) -> None:
     run = cast("object", getattr(cls, "run", None))
     if not inspect.isfunction(run):
         raise ConfigurationError(f"{cls.__name__} has no run method: write 'async def run(self, ctx: Context)'")
+    if inspect.isgeneratorfunction(run) or inspect.isasyncgenfunction(run):
+        # Calling it would run nothing, and the job would count as done.
+        raise ConfigurationError(f"{cls.__name__}.run has a yield, so that calling it does nothing: take it out")
     try:
         inspect.signature(run).bind(None, None)
     except TypeError as error:

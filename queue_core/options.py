@@ -1,6 +1,6 @@
 """What a job class says about its delivery, and the defaults behind it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -25,7 +25,7 @@ class JobOptions:
     backoff: Backoff = DEFAULT_BACKOFF
 
     def __post_init__(self) -> None:
-        check_name(self.name, f"the name of {self.name}")
+        check_name(self.name, "name of a job")
         for alias in self.aliases:
             check_name(alias, f"an alias of {self.name}")
         if self.name in self.aliases:
@@ -47,7 +47,7 @@ class JobOptions:
         backoff: Backoff | None,
     ) -> "JobOptions":
         """These options with the given ones changed; None leaves one as it is."""
-        if isinstance(aliases, str):
+        if isinstance(aliases, str) or not isinstance(aliases, Iterable):
             raise ConfigurationError(f"aliases of {name} must be a list of names, got {shown(aliases)}")
         return replace(
             self,

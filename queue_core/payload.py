@@ -4,9 +4,14 @@ JSON text rather than jsonb: jsonb rejects NUL and changes numbers. msgspec chec
 decodes, so that the check at enqueue is the very decoding that a worker will do.
 """
 
+import dataclasses
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any, Final, Generic, TypeVar, cast
+from uuid import UUID
 
 import msgspec
 
@@ -14,6 +19,8 @@ from queue_core.errors import PayloadError
 
 MAX_DEPTH: Final = 64
 MAX_PAYLOAD: Final = 256 * 1024
+
+_NOT_TEXT: Final = (bytes, bytearray, datetime, date, time, timedelta, UUID, Decimal)
 
 T = TypeVar("T")
 
@@ -45,7 +52,9 @@ class Codec(Generic[T]):
         # No more opening brackets than MAX_DEPTH: then it can't be nested deeper either.
         if b"null" in data or data.count(b"[") + data.count(b"{") > MAX_DEPTH:
             self._look_closely(job)
-        self._load(data, "does not fit its class")
+        loaded = self._load(data, "does not fit its class")
+        if loaded != job:
+            self._compare(job, data)
         return data.decode()
 
     def decode(self, payload: str) -> T:
@@ -55,23 +64,29 @@ class Codec(Generic[T]):
     def _dump(self, job: T) -> bytes:
         try:
             if self._model is not None:
-                return bytes(self._model.model_dump_json(job).encode())
+                # By alias, because that is how it is read.
+                return bytes(self._model.model_dump_json(job, by_alias=True, round_trip=True, warnings=False).encode())
             return self._encoder.encode(job)
-        except PayloadError:
-            raise
         except RecursionError as error:
-            raise PayloadError(
-                f"the payload of {self._name} refers to itself or is nested deeper than {MAX_DEPTH} levels: flatten it"
-            ) from error
+            raise self._too_deep() from error
         except UnicodeEncodeError as error:
             raise self._surrogate() from error
         except Exception as error:
-            if "surrogates not allowed" in str(error):  # pydantic's wrapping of the same thing
+            reason = str(error).removeprefix("Error serializing to JSON: ").removeprefix("ValueError: ")
+            # pydantic's wrappings of the same things
+            if "surrogates not allowed" in reason:
                 raise self._surrogate() from error
+            if reason.startswith(("Circular reference", "Maximum serialization depth")):
+                raise self._too_deep() from error
             raise PayloadError(
-                f"the payload of {self._name} can't be written as JSON ({error}): use str, numbers, bool, None,"
+                f"the payload of {self._name} can't be written as JSON ({reason}): use str, numbers, bool, None,"
                 " lists, dicts, dates, UUIDs, enums, dataclasses or pydantic models"
             ) from error
+
+    def _too_deep(self) -> PayloadError:
+        return PayloadError(
+            f"the payload of {self._name} refers to itself or is nested deeper than {MAX_DEPTH} levels: flatten it"
+        )
 
     def _surrogate(self) -> PayloadError:
         return PayloadError(
@@ -86,56 +101,87 @@ class Codec(Generic[T]):
             loaded: T = self._model.model_validate_json(data)
             return loaded
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
-            reason = str(error).removesuffix(" - at `$`")
-            raise PayloadError(f"the payload of {self._name} {trouble}: {reason}") from error
+            raise PayloadError(f"the payload of {self._name} {trouble}: {_reason(error)}") from error
+
+    def _compare(self, job: T, data: bytes) -> None:
+        """What comes back is not equal: refuse what was lost on the way, let pass what only JSON makes of it."""
+        if b'"**********"' in data:
+            raise PayloadError(
+                f"the payload of {self._name} has a pydantic secret, which is written as asterisks and would be lost:"
+                " keep the secret where it is, and enqueue a reference to it"
+            )
+        if self._model is not None:
+            return
+        # A str field takes bytes, dates and number keys, because JSON writes them as text.
+        plain = msgspec.to_builtins(job, builtin_types=_NOT_TEXT, enc_hook=_encode_foreign)
+        try:
+            msgspec.convert(plain, type(job), builtin_types=_NOT_TEXT, dec_hook=_decode_foreign)
+        except msgspec.ValidationError as error:
+            raise PayloadError(f"the payload of {self._name} does not fit its class: {_reason(error)}") from error
 
     def _look_closely(self, job: T) -> None:
-        plain = (
-            self._model.model_dump(job)
-            if self._model is not None
-            else msgspec.to_builtins(job, enc_hook=_encode_foreign)
-        )
         # Level by level instead of recursively: the depth is what is being checked.
-        level: list[tuple[str, object]] = [("", plain)]
-        for depth in range(MAX_DEPTH + 2):
-            if depth > MAX_DEPTH:
-                raise PayloadError(
-                    f"the payload of {self._name} refers to itself or is nested deeper than {MAX_DEPTH} levels:"
-                    " flatten it"
-                )
+        level: list[tuple[str, object]] = [("", job)]
+        for depth in itertools.count():
+            deeper: list[tuple[str, object]] = []
             for path, value in level:
                 if isinstance(value, float) and not math.isfinite(value):
                     raise PayloadError(
                         f"the payload of {self._name} has {value} at {path.lstrip('.')}, and JSON has no such number:"
                         " use None or a string"
                     )
-            level = [item for path, value in level for item in _children(path, value)]
-            if not level:
+                parts = _parts(value)
+                if parts is not None and depth == MAX_DEPTH:
+                    raise self._too_deep()
+                deeper += [(_below(path, value, name), item) for name, item in parts or ()]
+            if not deeper:
                 return
+            level = deeper
 
 
-def _children(path: str, value: object) -> Iterator[tuple[str, object]]:
-    if isinstance(value, dict):
-        for name, item in cast("dict[object, object]", value).items():
-            yield f"{path}.{name}", item
-    elif isinstance(value, list | tuple | set | frozenset):
-        for position, item in enumerate(cast("Iterable[object]", value)):
-            yield f"{path}[{position}]", item
+def _parts(value: object) -> Sequence[tuple[object, object]] | None:
+    """What an object or an array of JSON is made of; None of anything else."""
+    if isinstance(value, Mapping):
+        return list(cast("Mapping[object, object]", value).items())
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(enumerate(cast("Iterable[object]", value)))
+    if is_pydantic(type(value)):
+        # As Python objects: as JSON, pydantic has made null of NaN already.
+        return list(cast("Any", value).model_dump(warnings=False).items())
+    if dataclasses.is_dataclass(value):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    if isinstance(value, msgspec.Struct):
+        return [(name, getattr(value, name)) for name in value.__struct_fields__]
+    if hasattr(type(value), "__attrs_attrs__"):
+        return [(field.name, getattr(value, field.name)) for field in cast("Any", value).__attrs_attrs__]
+    return None
+
+
+def _below(path: str, value: object, name: object) -> str:
+    return f"{path}[{name}]" if isinstance(value, list | tuple | set | frozenset) else f"{path}.{name}"
+
+
+def _reason(error: Exception) -> str:
+    """What a decoder complains about. Not pydantic's own text, which has several lines and the values."""
+    if not hasattr(error, "errors"):
+        return str(error).removesuffix(" - at `$`")
+    problems = cast("Any", error).errors(include_url=False, include_input=False, include_context=False)
+    return "; ".join(": ".join(filter(None, (".".join(map(str, each["loc"])), each["msg"]))) for each in problems)
 
 
 def _encode_foreign(value: Any) -> Any:
     """What msgspec hands over because it does not know the type."""
     kind: type[Any] = value.__class__
     if is_pydantic(kind):
-        return value.model_dump(mode="json")
-    raise PayloadError(
-        f"{kind.__module__}.{kind.__qualname__} can't be written as JSON: use str, numbers, bool, None,"
-        " lists, dicts, dates, UUIDs, enums, dataclasses or pydantic models"
-    )
+        return value.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
+    raise TypeError(f"it has a {kind.__module__}.{kind.__qualname__}")
 
 
 def _decode_foreign(wanted: type[Any], value: Any) -> Any:
     if is_pydantic(wanted):
         # As JSON, because a strict model takes a date from JSON text but not from a Python str.
-        return wanted.model_validate_json(msgspec.json.encode(value))
+        try:
+            return wanted.model_validate_json(msgspec.json.encode(value))
+        except ValueError as error:
+            raise ValueError(_reason(error)) from error
     raise TypeError(f"fields of type {wanted.__qualname__} can't be read from JSON")

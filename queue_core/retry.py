@@ -16,8 +16,12 @@ from queue_core.checks import Duration, check_duration, shown
 from queue_core.errors import ConfigurationError
 
 
+def _seconds(value: Duration) -> float:
+    return value.total_seconds() if isinstance(value, timedelta) else value
+
+
 class _Policy(msgspec.Struct, frozen=True, tag_field="policy"):
-    """What the named policies share: their fields are seconds, checked when one is made."""
+    """What the named policies share: their fields are durations, checked when one is made and kept as seconds."""
 
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
@@ -28,39 +32,39 @@ class _Policy(msgspec.Struct, frozen=True, tag_field="policy"):
 class FullJitter(_Policy, frozen=True, tag="full_jitter"):
     """A random wait between 0 and a bound that doubles with each attempt: retries spread out by themselves."""
 
-    base: float = 5.0
-    cap: float = 900.0
+    base: Duration = 5.0
+    cap: Duration = 900.0
 
     def delay(self, attempt: int) -> float:
-        return random.uniform(0, min(self.cap, self.base * 2 ** min(attempt - 1, 64)))  # noqa: S311 not a secret
+        return random.uniform(0, min(_seconds(self.cap), _seconds(self.base) * 2 ** min(attempt - 1, 64)))  # noqa: S311 not a secret
 
 
 class PowersOfTwo(_Policy, frozen=True, tag="powers_of_two"):
     """2^(attempt + 1) seconds: 4, 8, 16 … up to the cap."""
 
-    cap: float = 86_400.0
+    cap: Duration = 86_400.0
 
     def delay(self, attempt: int) -> float:
-        return min(self.cap, 2.0 ** min(attempt + 1, 64))
+        return min(_seconds(self.cap), 2.0 ** min(attempt + 1, 64))
 
 
 class Fixed(_Policy, frozen=True, tag="fixed"):
     """The same wait each time."""
 
-    wait: float
+    wait: Duration
 
     def delay(self, attempt: int) -> float:
-        return self.wait
+        return _seconds(self.wait)
 
 
 class Linear(_Policy, frozen=True, tag="linear"):
     """One step more with each attempt, up to the cap."""
 
-    step: float
-    cap: float = 86_400.0
+    step: Duration
+    cap: Duration = 86_400.0
 
     def delay(self, attempt: int) -> float:
-        return min(self.cap, self.step * attempt)
+        return min(_seconds(self.cap), _seconds(self.step) * attempt)
 
 
 StoredBackoff: TypeAlias = FullJitter | PowersOfTwo | Fixed | Linear
@@ -73,7 +77,7 @@ _DECODER: Final = msgspec.json.Decoder(FullJitter | PowersOfTwo | Fixed | Linear
 
 def check_backoff(value: object, field: str) -> Backoff:
     """A policy, or a function of the attempt."""
-    if isinstance(value, _Policy) or callable(value):
+    if isinstance(value, _Policy) or (callable(value) and not isinstance(value, type)):
         return value  # type: ignore[return-value]  # a callable's signature shows only when it is called
     raise ConfigurationError(
         f"{field} must be FullJitter(), PowersOfTwo(), Fixed(), Linear() or a function of the attempt,"

@@ -12,6 +12,7 @@ whoever runs Alembic at this moment: several queues may be opened at once, and a
 
 import io
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +38,8 @@ OUR_TABLES: Final = frozenset(
     }
 )
 
+_REVISION: Final = re.compile(r"([0-9]+)_[0-9]+")
+
 _log = logging.getLogger(__name__)
 
 
@@ -60,8 +63,13 @@ def current_revision(connection: Connection, schema: str | None = None) -> str |
     """The revision that the database is at; None when our tables are not there."""
     if not sa.inspect(connection).has_table(VERSION_TABLE, schema=schema):
         return None
-    revision: str | None = connection.scalar(sa.select(_version_table(schema).c.version_num))
-    return revision
+    revisions: Sequence[str] = connection.scalars(sa.select(_version_table(schema).c.version_num)).all()
+    if len(revisions) != 1:
+        raise SchemaError(
+            f"the table {VERSION_TABLE} has {len(revisions)} rows in place of one: restore it, or drop our tables to"
+            " have them made again"
+        )
+    return revisions[0]
 
 
 def is_current(revision: str | None) -> bool:
@@ -112,7 +120,9 @@ def upgrade(connection: Connection, schema: str | None = None, to: str = "head")
 
 def downgrade(connection: Connection, schema: str | None = None, to: str = "base") -> None:
     """Take the tables back to an older revision, in the connection's transaction; "base" removes them."""
-    downgrade_with(_operations(connection), schema=schema, start=current_revision(connection, schema), to=to)
+    current = current_revision(connection, schema)
+    if current is not None:
+        downgrade_with(_operations(connection), schema=schema, start=current, to=to)
 
 
 def upgrade_with(op: Any, *, schema: str | None = None, start: str | None = None, to: str = "head") -> None:
@@ -180,9 +190,8 @@ def _between(start: str | None, to: str) -> Sequence[Script]:
 
 
 def _generation(revision: str) -> int:
-    number = revision.partition("_")[0]
-    if number.isdigit():
-        return int(number)
+    if known := _REVISION.fullmatch(revision):
+        return int(known[1])
     raise SchemaError(
         f"the table {VERSION_TABLE} says {revision!r}, which is no revision of queue-core: restore it, or drop our"
         " tables to have them made again"

@@ -10,7 +10,7 @@ def asynchronous_url(text: str) -> URL:
     """`postgres://…` and `postgresql://…` for asyncpg, with `sslmode` as `ssl`; `sqlite:///…` for aiosqlite."""
     try:
         url = make_url(text)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:  # ValueError: a port that is no number
         # Not the text itself: it may hold a password.
         raise ConfigurationError(
             "the database URL can't be read: write sqlite:///jobs.db or postgresql://user@host/database"

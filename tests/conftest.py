@@ -19,7 +19,7 @@ from queue_core.backend import Backend
 from queue_core.config import QueueConfig
 from queue_core.connect import connect
 from tests.support.clock import ManualClock
-from tests.support.databases import Database, PostgresDatabase, SqliteDatabase
+from tests.support.databases import Database, Kind, PostgresDatabase, SqliteDatabase
 from tests.support.jobs import Note, Other
 from tests.support.postgres import NoPostgres, PostgresServer
 from tests.support.servers import ExternalServer, Server
@@ -53,13 +53,12 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test that takes a database on both, unless it says which one and why."""
-    for fixture in ("database", "empty_database"):
-        if fixture in metafunc.fixturenames:
-            kinds = ["sqlite", "postgres"]
-            for mark in metafunc.definition.iter_markers():
-                if mark.name in ("sqlite_only", "postgres_only"):
-                    kinds = [mark.name.removesuffix("_only")]
-            metafunc.parametrize(fixture, kinds, indirect=True)
+    if "database_kind" in metafunc.fixturenames:
+        kinds = ["sqlite", "postgres"]
+        for mark in metafunc.definition.iter_markers():
+            if mark.name in ("sqlite_only", "postgres_only"):
+                kinds = [mark.name.removesuffix("_only")]
+        metafunc.parametrize("database_kind", kinds)
 
 
 @pytest.fixture(scope="session")
@@ -69,7 +68,7 @@ def server(pytestconfig: pytest.Config) -> Server:
 
 @pytest.fixture(scope="session")
 def new_postgres(server: Server) -> Generator[Callable[[], PostgresDatabase]]:
-    """Makes empty databases, and drops them at the end."""
+    """Makes empty databases, and leaves none behind."""
     names: list[str] = []
 
     def create() -> PostgresDatabase:
@@ -79,8 +78,10 @@ def new_postgres(server: Server) -> Generator[Callable[[], PostgresDatabase]]:
         return PostgresDatabase(server.url(name))
 
     yield create
-    for name in names:
-        server.drop_database(name)
+    # Our own server's folder is deleted with all that is in it; to drop one by one would take seconds.
+    if isinstance(server, ExternalServer):
+        for name in names:
+            server.drop_database(name)
 
 
 @pytest.fixture(scope="session")
@@ -99,9 +100,9 @@ def migrated_postgres(new_postgres: Callable[[], PostgresDatabase]) -> PostgresD
 
 
 @pytest.fixture
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+def database(database_kind: Kind, request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     """A database that is ours alone; its tables, if there are any, are empty."""
-    if request.param == "sqlite":
+    if database_kind == "sqlite":
         return SqliteDatabase(tmp_path / "jobs.db")
     postgres: PostgresDatabase = request.getfixturevalue("migrated_postgres")
     postgres.truncate()
@@ -109,10 +110,20 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
 
 
 @pytest.fixture
-def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+def empty_database(database_kind: Kind, request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     """A database with nothing in it."""
-    if request.param == "sqlite":
-        return SqliteDatabase(tmp_path / "empty.db")
+    return _new_database(database_kind, request, tmp_path / "empty.db")
+
+
+@pytest.fixture
+def another_database(database_kind: Kind, request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    """A second database of the same kind, with nothing in it."""
+    return _new_database(database_kind, request, tmp_path / "another.db")
+
+
+def _new_database(kind: Kind, request: pytest.FixtureRequest, file: Path) -> Database:
+    if kind == "sqlite":
+        return SqliteDatabase(file)
     create: Callable[[], PostgresDatabase] = request.getfixturevalue("new_postgres")
     return create()
 

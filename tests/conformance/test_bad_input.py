@@ -32,7 +32,7 @@ def endless() -> list[Any]:
 
 
 PAYLOADS: dict[str, tuple[Callable[[], Any], str]] = {
-    "object": (object, "builtins.object can't be written as JSON: use str, numbers, bool, None"),
+    "object": (object, "can't be written as JSON (it has a builtins.object): use str, numbers, bool, None"),
     "nan": (lambda: float("nan"), "has nan at value, and JSON has no such number: use None or a string"),
     "infinity": (lambda: {"a": [1.5, float("-inf")]}, "has -inf at value.a[1], and JSON has no such number"),
     "surrogate": (lambda: "a\ud800", "has a lone surrogate, which is not text: decode the bytes it came from"),

@@ -37,14 +37,14 @@ async def test_enqueues_during_a_restart_wait_and_go_through_once(own_server: Po
                 count += 1
             return count
 
-        producers = [asyncio.create_task(produce(name)) for name in range(8)]
-        bulk = asyncio.create_task(queue.enqueue_many([Note() for _ in range(5_000)]))
-        for _ in range(3):
-            await asyncio.to_thread(own_server.restart, mode)
-            await queue.enqueue(Note())
-        stop.set()
-        counts = await asyncio.gather(*producers)
-        assert database.count() == sum(counts) + len(await bulk) + 3
+        async with asyncio.TaskGroup() as tasks:
+            producers = [tasks.create_task(produce(name)) for name in range(8)]
+            bulk = tasks.create_task(queue.enqueue_many([Note() for _ in range(5_000)]))
+            for _ in range(3):
+                await asyncio.to_thread(own_server.restart, mode)
+                await queue.enqueue(Note())
+            stop.set()
+        assert database.count() == sum(producer.result() for producer in producers) + len(bulk.result()) + 3
     await engine.dispose()
 
 
