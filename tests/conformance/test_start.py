@@ -3,11 +3,11 @@
 import asyncio
 import json
 import os
-import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from socket import socket
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -287,8 +287,9 @@ async def test_another_asynchronous_driver_is_refused_with_the_url_that_would_wo
 
 
 async def test_another_dialect_is_refused_with_the_urls_that_would_work() -> None:
-    # The dialect is a real one. Its driver is not installed and never called, so that any other stands in for it.
-    engine = create_async_engine("mssql+aioodbc://app:secret@db.example/app?driver=any", module=sqlite3)
+    # The dialect is a real one. Its driver is not installed and never called, so that a bare name stands in for it.
+    driver = SimpleNamespace(paramstyle="qmark", version="5.0", Error=Exception, Cursor=object)
+    engine = create_async_engine("mssql+aioodbc://app:secret@db.example/app?driver=any", module=driver)
     with pytest.raises(UnsupportedDatabase) as refusal:
         await Queue.init(engine)
     assert str(refusal.value) == (

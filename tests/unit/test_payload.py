@@ -437,7 +437,7 @@ def test_a_payload_that_fits_no_longer_is_refused_with_the_reason(
 
 @pytest.mark.parametrize("cls", [Free, Model])
 def test_a_stored_payload_that_is_nested_too_deep_for_the_parser_is_refused(cls: type[Job[Any]]) -> None:
-    payload = f'{{"value":{"[" * 5_000}{"]" * 5_000}}}'
+    payload = f'{{"value":{"[" * 100_000}{"]" * 100_000}}}'
     assert "no longer fits its class: " in decode_refusal(cls, payload)
 
 
