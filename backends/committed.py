@@ -38,8 +38,9 @@ class CommitWatch:
         if connection not in self._listening:
             self._listening.add(connection)
             event.listen(connection, "commit", self._on_commit)
+            event.listen(connection, "commit_twophase", self._on_commit)
 
-    def _on_commit(self, connection: Connection) -> None:
+    def _on_commit(self, connection: Connection, *_: object) -> None:
         transaction = connection.get_transaction()
         if self._closed or not isinstance(transaction, RootTransaction):
             return

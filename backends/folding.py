@@ -2,17 +2,18 @@
 
 Two rows of one key in one statement fail it whole, and opposite key orders in two transactions
 deadlock. So equal keys are folded into what they would come to one after the other, and keyed rows are
-sorted by key.
+written in the order of their keys.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import groupby
 
 from msgspec.structs import replace
 
 from queue_core.model import Enqueued, EnqueueStatus, JobId, KeyMode, NewJob
 
 CHUNK = 2_000
+CHUNK_BYTES = 8_000_000
 
 
 class Folded:
@@ -62,9 +63,22 @@ def fold(jobs: Sequence[NewJob]) -> Sequence[Folded]:
 
 
 def batches(rows: Sequence[Folded]) -> Iterator[tuple[KeyMode, Sequence[Folded]]]:
-    """The rows by mode, in pieces that are small enough for one statement."""
-    modes: tuple[KeyMode, ...] = ("keep", "replace", "preserve_run_at")
-    for mode in modes:
-        chosen = iter([row for row in rows if row.job.key_mode == mode])
-        while piece := list(islice(chosen, CHUNK)):
+    """The rows in their order, in runs of one mode that are small enough for one statement.
+
+    Their order, and not one mode after the other: two transactions would take the same keys in opposite orders.
+    """
+    for mode, run in groupby(rows, key=_mode):
+        piece: list[Folded] = []
+        size = 0
+        for row in run:
+            piece.append(row)
+            size += len(row.job.payload)
+            if len(piece) == CHUNK or size >= CHUNK_BYTES:
+                yield mode, piece
+                piece, size = [], 0
+        if piece:
             yield mode, piece
+
+
+def _mode(row: Folded) -> KeyMode:
+    return row.job.key_mode

@@ -38,6 +38,7 @@ class Insertion:
     def __init__(self, jobs: Sequence[NewJob]) -> None:
         self._jobs = jobs
         self._rows = fold(jobs)
+        self.has_keys = self._rows[-1].job.unique_key is not None
         self.is_one_statement = sum(1 for _ in batches(self._rows)) == 1
         self._answers: list[Enqueued | None] = [None] * len(jobs)
 

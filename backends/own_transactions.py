@@ -1,44 +1,55 @@
-"""Notices that a task is inside a transaction of its own on the application's engine.
+"""Notices that a task has written in a transaction of its own on the application's engine.
 
 On SQLite an open write transaction keeps every other writer out. A task that enqueues on our connection
-while its own transaction is open would wait for itself until the busy timeout. A context variable rather
-than the task: child tasks inherit it, and they would wait for their parent all the same.
+meanwhile would wait for itself until the busy timeout, so it is told at once. Other tasks just wait: the
+transaction may well end before their time is up.
 """
 
-from contextvars import ContextVar
+import asyncio
 from typing import Any
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from sqlalchemy import Connection, Engine, event
 
 
 class OwnTransactions:
-    """Which connections of one engine the current context has begun a transaction on."""
+    """Which transactions each task has begun on one engine, and how many changes were made before."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._begun: ContextVar[tuple[ReferenceType[Connection], ...]] = ContextVar("begun", default=())
+        self._begun: WeakKeyDictionary[asyncio.Task[Any], list[tuple[ReferenceType[Connection], int]]] = (
+            WeakKeyDictionary()
+        )
         event.listen(engine, "begin", self._on_begin)
 
     def close(self) -> None:
         event.remove(self._engine, "begin", self._on_begin)
 
     def _on_begin(self, connection: Connection) -> None:
-        open_ones = tuple(one for one in self._begun.get() if _is_open(one()))
-        self._begun.set((*open_ones, ref(connection)))
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:
+            return
+        if task is not None:
+            still_open = [begun for begun in self._begun.get(task, ()) if _is_open(begun[0]())]
+            self._begun[task] = [*still_open, (ref(connection), _changes(connection))]
 
-    def any_open(self) -> bool:
-        """Whether the current context is inside a transaction that the driver has really begun."""
-        return any(_is_open(one()) and _has_begun(one()) for one in self._begun.get())
+    def has_written(self) -> bool:
+        """Whether the current task has an open transaction with changes in it."""
+        task = asyncio.current_task()
+        begun = self._begun.get(task, ()) if task is not None else ()
+        return any(
+            connection is not None and _is_open(connection) and _changes(connection) != before
+            for connection, before in ((reference(), before) for reference, before in begun)
+        )
 
 
 def _is_open(connection: Connection | None) -> bool:
-    return connection is not None and not connection.closed and connection.in_transaction()
+    return (
+        connection is not None and not connection.closed and not connection.invalidated and connection.in_transaction()
+    )
 
 
-def _has_begun(connection: Connection | None) -> bool:
-    if connection is None:
-        return False
+def _changes(connection: Connection) -> int:
     driver: Any = connection.connection.driver_connection
-    # By default BEGIN is sent before the first write only: before that nothing is locked.
-    return bool(driver.in_transaction)
+    return int(driver.total_changes)

@@ -15,6 +15,7 @@ from queue_core.model import KeyMode, NewJob
 from .statement import Call, Statement
 from .tables import Tables
 
+# Durations are whole microseconds and not intervals, for which an application may have set a codec of its own.
 # The clock is read once, so that a row's times agree. The lock timeout is set in the statement itself and
 # for its transaction only: no round trip of its own, and nothing that a pooler would carry to somebody else.
 _INSERT = """
@@ -29,15 +30,17 @@ INSERT INTO {jobs} AS jobs (
     timeout, key, unique_key, tenant, backoff, context, headers, payload
 )
 SELECT new.request_id, new.queue, new.job_type,
-       CASE WHEN coalesce(new.run_at, clock.now + new.delay) <= clock.now THEN 'pending' ELSE 'scheduled' END,
-       new.priority, new.max_attempts, coalesce(new.run_at, clock.now + new.delay), clock.now,
-       coalesce(new.expires_at, clock.now + new.expires_after),
+       CASE WHEN new.run_at <= clock.now OR (new.run_at IS NULL AND new.delay = 0) THEN 'pending' ELSE 'scheduled' END,
+       new.priority, new.max_attempts,
+       coalesce(new.run_at, clock.now + new.delay * interval '1 microsecond'),
+       clock.now,
+       coalesce(new.expires_at, clock.now + new.expires_after * interval '1 microsecond'),
        new.timeout, new.key, new.unique_key, new.tenant, new.backoff, new.context, new.headers, new.payload
 FROM clock,
      unnest(
          CAST(:request_id AS uuid[]), CAST(:queue AS text[]), CAST(:job_type AS text[]),
-         CAST(:priority AS smallint[]), CAST(:max_attempts AS integer[]), CAST(:delay AS interval[]),
-         CAST(:run_at AS timestamptz[]), CAST(:expires_after AS interval[]), CAST(:expires_at AS timestamptz[]),
+         CAST(:priority AS smallint[]), CAST(:max_attempts AS integer[]), CAST(:delay AS bigint[]),
+         CAST(:run_at AS timestamptz[]), CAST(:expires_after AS bigint[]), CAST(:expires_at AS timestamptz[]),
          CAST(:timeout AS bigint[]), CAST(:key AS text[]), CAST(:unique_key AS text[]), CAST(:tenant AS text[]),
          CAST(:backoff AS text[]), CAST(:context AS text[]), CAST(:headers AS text[]), CAST(:payload AS text[])
      ) WITH ORDINALITY AS new (
@@ -111,11 +114,11 @@ class PostgresEnqueue:
                 "job_type": [job.job_type for job in jobs],
                 "priority": [job.priority for job in jobs],
                 "max_attempts": [job.max_attempts for job in jobs],
-                "delay": [job.delay for job in jobs],
+                "delay": [to_microseconds(job.delay) for job in jobs],
                 "run_at": [job.run_at for job in jobs],
-                "expires_after": [job.expires_after for job in jobs],
+                "expires_after": [_microseconds(job.expires_after) for job in jobs],
                 "expires_at": [job.expires_at for job in jobs],
-                "timeout": [None if job.timeout is None else to_microseconds(job.timeout) for job in jobs],
+                "timeout": [_microseconds(job.timeout) for job in jobs],
                 "key": [job.key for job in jobs],
                 "unique_key": [job.unique_key for job in jobs],
                 "tenant": [job.tenant for job in jobs],
@@ -128,3 +131,7 @@ class PostgresEnqueue:
 
     def find_jobs(self, request_ids: Sequence[str], unique_keys: Sequence[str]) -> Call:
         return Call(self._find, {"request_ids": list(request_ids), "unique_keys": list(unique_keys)})
+
+
+def _microseconds(span: timedelta | None) -> int | None:
+    return None if span is None else to_microseconds(span)

@@ -9,8 +9,8 @@ SQLITE_BUSY_SNAPSHOT, which no timeout waits for. Readers have connections of th
 import asyncio
 import logging
 import sqlite3
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,14 @@ from queue_core.config import QueueConfig
 from queue_core.errors import ConfigurationError, TransactionOpen, UnsupportedDatabase, WrongDatabase
 from queue_core.model import Enqueued
 
-from .base import SqlBackend
-from .engines import checkout, give_back, own_engine
+from .base import AUTOCOMMIT, SqlBackend
+from .engines import checkout, give_back, own_engine, turn
 from .insertion import Insertion
 from .own_transactions import OwnTransactions
 from .sqlite_enqueue import SqliteEnqueue
-from .sqlite_file import prepare_file
+from .sqlite_file import file_name, prepare_file
 
 _BUSY_TIMEOUT = timedelta(seconds=5)
-_PROBE_TIMEOUT = timedelta(milliseconds=250)
 _OLDEST = (3, 35, 0)
 _SAFE = (3, 51, 3)
 
@@ -45,24 +44,24 @@ class SqliteBackend(SqlBackend):
     def __init__(self, engine: AsyncEngine, config: QueueConfig, clock: Clock | None) -> None:
         if config.schema is not None:
             raise ConfigurationError(f"schema={config.schema!r} is for Postgres; SQLite has none: leave it out")
+        self._file = file_name(engine.url)
         super().__init__(engine, config)
         self._enqueue_sql = SqliteEnqueue(clock or SystemClock())
         self._synchronous = config.synchronous
         self._creates = config.migrate
         self._path = Path()
-        busy = min(_BUSY_TIMEOUT, config.give_up_after)
-        self._writer = self._own_engine("IMMEDIATE", busy)
-        self._readers = self._own_engine("DEFERRED", busy, query_only=True)
-        self._prober = self._own_engine("IMMEDIATE", _PROBE_TIMEOUT)
+        self._busy_timeout = min(_BUSY_TIMEOUT, config.give_up_after)
+        self._writer = self._own_engine("IMMEDIATE")
+        self._readers = self._own_engine("DEFERRED", query_only=True)
         self._write_turn = asyncio.Lock()
         self._pinned: PoolProxiedConnection | None = None
         self._own_transactions: OwnTransactions | None = None
         self._same_database: WeakSet[Engine] = WeakSet([engine.sync_engine])
 
-    def _own_engine(self, begin: str, busy_timeout: timedelta, *, query_only: bool = False) -> AsyncEngine:
+    def _own_engine(self, begin: str, *, query_only: bool = False) -> AsyncEngine:
         engine = own_engine(self._users_engine)
         pragmas = (
-            f"busy_timeout={busy_timeout // timedelta(milliseconds=1)}",
+            f"busy_timeout={self._busy_timeout // timedelta(milliseconds=1)}",
             "journal_mode=WAL",
             f"synchronous={self._synchronous.upper()}",
             "foreign_keys=ON",
@@ -84,17 +83,17 @@ class SqliteBackend(SqlBackend):
         event.listen(engine.sync_engine, "begin", on_begin)
         return engine
 
-    async def _connect(self) -> None:
-        self._path = prepare_file(self._users_engine.url, create=self._creates)
+    async def _connect(self, deadline: float) -> None:
+        self._path = prepare_file(self._file, create=self._creates)
         if sqlite3.sqlite_version_info < _OLDEST:
             raise UnsupportedDatabase(
                 f"queue-core needs SQLite 3.35 or newer, and this Python has {sqlite3.sqlite_version}: use a newer one"
             )
-        async with self._reader() as connection:
+        async with self._reader(deadline) as connection:
             mode = (await connection.execute(text("PRAGMA journal_mode"))).scalar_one()
         if mode != "wal":
             raise UnsupportedDatabase(
-                f"SQLite refused the write-ahead log for {self._users_engine.url.database} (it answered {mode!r}):"
+                f"SQLite refused the write-ahead log for {self._file} (it answered {mode!r}):"
                 " put the file on a local disk that allows shared memory"
             )
         if sqlite3.sqlite_version_info < _SAFE:
@@ -112,11 +111,11 @@ class SqliteBackend(SqlBackend):
             self._own_transactions = None
         async with self._write_turn:
             await self._unpin(broken=False)
-        for engine in (self._writer, self._readers, self._prober):
+        for engine in (self._writer, self._readers):
             await engine.dispose()
 
     @asynccontextmanager
-    async def _reader(self) -> AsyncGenerator[AsyncConnection]:
+    async def _reader(self, deadline: float) -> AsyncGenerator[AsyncConnection]:
         async with self._readers.connect() as connection:
             yield connection
 
@@ -126,9 +125,9 @@ class SqliteBackend(SqlBackend):
             yield connection
 
     @asynccontextmanager
-    async def _write(self, *, transaction: bool) -> AsyncGenerator[Any]:
+    async def _write(self, deadline: float, *, transaction: bool) -> AsyncGenerator[Any]:
         """The driver's own connection, ours alone; in a transaction, or with one for each statement."""
-        async with self._write_turn:
+        async with turn(self._write_turn, deadline):
             if self._pinned is None:
                 self._pinned = await checkout(self._writer)
             driver: Any = self._pinned.driver_connection
@@ -154,9 +153,9 @@ class SqliteBackend(SqlBackend):
         if pinned is not None:
             await give_back(pinned, broken=broken)
 
-    async def _insert(self, insertion: Insertion, patience: timedelta) -> Sequence[Enqueued]:
+    async def _insert(self, insertion: Insertion, patience: timedelta, deadline: float) -> Sequence[Enqueued]:
         # A single statement is a transaction of its own, and takes the write lock as it starts.
-        async with self._write(transaction=not insertion.is_one_statement) as driver:
+        async with self._write(deadline, transaction=not insertion.is_one_statement) as driver:
             steps = insertion.steps(self._enqueue_sql, patience)
             try:
                 statement, parameters = next(steps)
@@ -185,17 +184,29 @@ class SqliteBackend(SqlBackend):
             )
         self._same_database.add(engine)
 
-    async def refuse_own_lock(self) -> None:
-        if self._own_transactions is None or not self._own_transactions.any_open():
-            return
-        # It is open, but perhaps only for reading: try whether the lock can be had.
-        try:
-            async with self._prober.begin():
-                return
-        except Exception as error:
-            if "locked" not in str(error):
-                raise
+    def _refuse_autocommit(self, connection: Connection) -> None:
+        driver: Any = connection.connection.driver_connection
+        # Without an isolation level the driver sends no BEGIN; with a "begin" event of the application's it is there.
+        if driver.isolation_level is None and not driver.in_transaction:
+            raise ConfigurationError(AUTOCOMMIT)
+
+    @contextmanager
+    def _savepoint(self, connection: Connection) -> Generator[None]:
+        driver: Any = connection.connection.driver_connection
+        if not driver.in_transaction:
+            # The driver sends BEGIN only before a write; the release of a savepoint without it is a commit.
+            connection.exec_driver_sql("BEGIN")
+        with connection.begin_nested():
+            yield
+
+    @contextmanager
+    def _bounded_wait(self, connection: Connection, insertion: Insertion) -> Generator[timedelta | None]:
+        """The busy timeout of the caller's connection bounds it."""
+        yield None
+
+    def refuse_own_lock(self) -> None:
+        if self._own_transactions is not None and self._own_transactions.has_written():
             raise TransactionOpen(
                 "enqueue() was called inside your own open transaction, which keeps the SQLite file locked and would"
                 " wait for itself: pass session= (or connection=) to enqueue in that transaction, or commit it first"
-            ) from error
+            )

@@ -13,8 +13,8 @@ _NETWORK = frozenset(
 )
 
 
-def prepare_file(url: URL, *, create: bool) -> Path:
-    """Refuse what can't carry a queue; make a missing file readable for its owner only. Returns where it is."""
+def file_name(url: URL) -> str:
+    """The file of a URL; refuses a database in memory."""
     name = url.database
     if not name or ":memory:" in name or "mode=memory" in name or url.query.get("mode") == "memory":
         raise UnsupportedDatabase(
@@ -22,6 +22,11 @@ def prepare_file(url: URL, *, create: bool) -> Path:
             " ones ignore the busy timeout. Use a file, such as sqlite+aiosqlite:///jobs.db;"
             " for tests, one in a temporary folder"
         )
+    return name
+
+
+def prepare_file(name: str, *, create: bool) -> Path:
+    """Refuse what can't carry a queue; make a missing file readable for its owner only. Returns where it is."""
     path = Path(unquote(urlsplit(name).path) if name.startswith("file:") else name).absolute()
     if not path.parent.is_dir():
         raise ConfigurationError(f"the folder of the SQLite file {name} does not exist: create {path.parent} first")

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
+    DDL,
     BigInteger,
     CheckConstraint,
     Column,
@@ -24,6 +25,7 @@ from sqlalchemy import (
     Text,
     UnaryExpression,
     column,
+    event,
     text,
 )
 from sqlalchemy.dialects.postgresql import UUID
@@ -91,6 +93,12 @@ def _descending(name: str) -> UnaryExpression[Any]:
     return column(name, Integer).desc()
 
 
+def _store(table: Table, parameters: str) -> None:
+    """Set storage parameters on Postgres; as a statement of its own, because SQLAlchemy 2.0 has no other way."""
+    statement = DDL(f"ALTER TABLE %(fullname)s SET ({parameters})")
+    event.listen(table, "after_create", statement.execute_if(dialect="postgresql"))
+
+
 @dataclass(frozen=True)
 class Tables:
     """The tables of one schema."""
@@ -120,7 +128,7 @@ def build_tables(schema: str | None = None) -> Tables:
 
 def _jobs(metadata: MetaData) -> Table:
     """Jobs that are scheduled, pending or claimed; nothing finished is ever in here."""
-    return Table(
+    jobs = Table(
         "queue_jobs",
         metadata,
         _id(),
@@ -183,15 +191,15 @@ def _jobs(metadata: MetaData) -> Table:
             sqlite_where=text("status = 'claimed'"),
         ),
         sqlite_autoincrement=True,
-        # Every row is updated and deleted soon: room on the page for the new version, and a vacuum
-        # that counts dead rows instead of waiting for a share of a table that is nearly always small.
-        postgresql_with={
-            "fillfactor": 70,
-            "autovacuum_vacuum_scale_factor": 0,
-            "autovacuum_vacuum_threshold": 1000,
-            "autovacuum_vacuum_cost_delay": 0,
-        },
     )
+    # Every row is updated and deleted soon: room on the page for the new version, and a vacuum that counts
+    # dead rows instead of waiting for a share of a table that is nearly always small.
+    _store(
+        jobs,
+        "fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,"
+        " autovacuum_vacuum_cost_delay = 0",
+    )
+    return jobs
 
 
 def _dead_jobs(metadata: MetaData) -> Table:
@@ -238,7 +246,7 @@ def _dead_jobs(metadata: MetaData) -> Table:
 
 def _workers(metadata: MetaData) -> Table:
     """Who may hold claims, until when, and what proves that its process is still there."""
-    return Table(
+    workers = Table(
         "queue_workers",
         metadata,
         Column("id", Token(), primary_key=True),
@@ -256,9 +264,10 @@ def _workers(metadata: MetaData) -> Table:
         Column("stopped_at", Instant()),
         Column("wakeup_address", Text),
         Column("lock_file", Text),
-        # One row, updated for ever: leave room for the new version beside the old one.
-        postgresql_with={"fillfactor": 50},
     )
+    # One row, updated for ever: leave room for the new version beside the old one.
+    _store(workers, "fillfactor = 50")
+    return workers
 
 
 def _pauses(metadata: MetaData) -> Table:

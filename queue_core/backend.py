@@ -18,7 +18,7 @@ The parts are cut by who calls them: a producer, a worker, the maintenance servi
 """
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -169,6 +169,10 @@ class Backend(Producer, Inspection, Protocol):
         """Give back every connection. May be called twice."""
         ...
 
-    async def refuse_own_lock(self) -> None:
+    def callers_transaction(self) -> AbstractContextManager[None]:
+        """What the driver raises in here, about a transaction of the caller's, comes out as a `QueueError`."""
+        ...
+
+    def refuse_own_lock(self) -> None:
         """Raise `TransactionOpen` when the calling task's own open transaction would keep `enqueue_many` waiting."""
         ...

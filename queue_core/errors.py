@@ -11,6 +11,7 @@ QueueError
 ├── WrongThread                        a synchronous call where it would wait for itself
 ├── WrongDatabase                      a session or connection that belongs to another database
 └── BackendError                       the database refused; see __cause__
+    ├── JobRefused                     a rule of the database refused this very job
     ├── TransactionOpen                the caller's own open transaction is in the way
     └── BackendUnavailable             and may accept later; loops wait and go on
         └── KeyLocked                  somebody's open transaction holds the same key
@@ -59,6 +60,10 @@ class WrongDatabase(QueueError):
 
 class BackendError(QueueError):
     """The database refused; the driver's own error is the `__cause__`."""
+
+
+class JobRefused(BackendError):
+    """A rule that was added to the table (a constraint, a trigger) refused this very job."""
 
 
 class TransactionOpen(BackendError):

@@ -1,35 +1,40 @@
 """Concurrent enqueues share commits.
 
 An enqueue joins the lane for its kind and waits. A lane is a task that takes all that is waiting (up to
-BATCH), writes it in one call, answers, and looks again; it ends when nothing is left. Nobody waits for
+a limit), writes it in one call, answers, and looks again; it ends when nothing is left. Nobody waits for
 company: the first enqueue goes out alone, and whatever arrives while it is under way goes together.
 
 There are three lanes, because of what each can wait for:
 
 plain    no key; waits for nobody
-keyed    may meet a key that somebody's open transaction holds. The whole batch waits for it for a short while,
-         then everyone is written alone, with hardly any patience, and whoever is still stuck moves on to
-held     keys known to be held. They take turns with a short wait each, until their time is up. A new enqueue of
-         a key that is in here comes straight here, so that the keyed lane never waits for it again
+keyed    may meet a key that somebody's open transaction holds. The batch waits for it for a short while, is then
+         halved, with hardly any patience, until the key is alone, and that moves on to
+held     keys known to be held, each with all that wait for it. They take turns with a short wait each, until the
+         time of those who wait is up. A new enqueue of a key that is in here comes straight here, behind the
+         earlier ones, so that the keyed lane never waits for it again and the order is kept
 
-A failure reaches exactly those it concerns: a batch that the database refuses is halved until the
-refused job is alone. A caller that is cancelled leaves the lane, or, if its job is already on the way,
-just does not hear the answer; the others notice nothing.
+A failure reaches exactly those it concerns: a batch in which the database refuses a job is halved until
+that job is alone. A caller that is cancelled leaves the lane, or, if its job is already on the way, just
+does not hear the answer; the others notice nothing.
 """
 
 import asyncio
+import copy
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
+from itertools import chain
+from typing import Any
 
 from queue_core.backend import Producer
-from queue_core.errors import BackendUnavailable, KeyLocked, NotInitialized, QueueError
+from queue_core.errors import JobRefused, KeyLocked, NotInitialized
 from queue_core.model import Enqueued, NewJob
 
 BATCH = 1_000
-_ALONE = timedelta(milliseconds=10)
+BATCH_BYTES = 4_000_000
 _TURN = timedelta(milliseconds=100)
+_SHORTEST = timedelta(milliseconds=1)
 
 
 class _Waiter:
@@ -37,18 +42,21 @@ class _Waiter:
 
     __slots__ = ("answer", "give_up_at", "job")
 
-    def __init__(self, job: NewJob, answer: asyncio.Future[Enqueued], give_up_at: float) -> None:
+    def __init__(self, job: NewJob, give_up_at: float) -> None:
         self.job = job
-        self.answer = answer
+        self.answer: asyncio.Future[Enqueued] = asyncio.get_running_loop().create_future()
         self.give_up_at = give_up_at
 
     def resolve(self, enqueued: Enqueued) -> None:
         if not self.answer.done():
             self.answer.set_result(enqueued)
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: Exception) -> None:
         if not self.answer.done():
-            self.answer.set_exception(error)
+            # One for each: a shared one would show every caller the traceback of the last that raised it.
+            own = copy.copy(error)
+            own.__cause__ = error.__cause__
+            self.answer.set_exception(own)
 
 
 class Intake:
@@ -56,12 +64,13 @@ class Intake:
 
     def __init__(self, producer: Producer, *, key_patience: timedelta, give_up_after: timedelta) -> None:
         self._producer = producer
-        self._key_patience = key_patience
+        # Half for the first try, the rest for halving: ten times is enough for a batch.
+        self._together = key_patience / 2
+        self._apart = max(key_patience / 20, _SHORTEST)
         self._give_up_after = give_up_after.total_seconds()
         self._plain: deque[_Waiter] = deque()
         self._keyed: deque[_Waiter] = deque()
-        self._held: deque[_Waiter] = deque()
-        self._held_keys: set[str] = set()
+        self._held: dict[str, list[_Waiter]] = {}
         self._lanes: dict[str, asyncio.Task[None]] = {}
         self._closed = False
 
@@ -69,18 +78,16 @@ class Intake:
         """Wait until the job is durable."""
         if self._closed:
             raise NotInitialized("the queue is closed: enqueue before close(), or open it again")
-        answer: asyncio.Future[Enqueued] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(job, answer, time.monotonic() + self._give_up_after)
+        waiter = _Waiter(job, time.monotonic() + self._give_up_after)
         if job.unique_key is None:
             self._plain.append(waiter)
-            self._start("plain")
-        elif job.unique_key in self._held_keys:
-            self._held.append(waiter)
-            self._start("held")
+            self._start("plain", self._run_plain)
+        elif job.unique_key in self._held:
+            self._held[job.unique_key].append(waiter)
         else:
             self._keyed.append(waiter)
-            self._start("keyed")
-        return await answer
+            self._start("keyed", self._run_keyed)
+        return await waiter.answer
 
     async def close(self) -> None:
         """Write what is waiting, then take nothing more."""
@@ -88,18 +95,18 @@ class Intake:
         while self._lanes:
             await asyncio.wait(list(self._lanes.values()))
 
-    def _start(self, lane: str) -> None:
-        if lane not in self._lanes:
-            run = {"plain": self._run_plain, "keyed": self._run_keyed, "held": self._run_held}[lane]
-            task = asyncio.create_task(run(), name=f"queue-core intake ({lane})")
-            self._lanes[lane] = task
-            task.add_done_callback(lambda _: self._ended(lane))
+    def _start(self, lane: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if lane in self._lanes:
+            return
 
-    def _ended(self, lane: str) -> None:
-        del self._lanes[lane]
-        # Something may have come in between the lane's last look and its end.
-        if {"plain": self._plain, "keyed": self._keyed, "held": self._held}[lane]:
-            self._start(lane)
+        def ended(_: "asyncio.Task[None]") -> None:
+            del self._lanes[lane]
+            # Something may have come in between the lane's last look and its end.
+            if {"plain": self._plain, "keyed": self._keyed, "held": self._held}[lane]:
+                self._start(lane, run)
+
+        self._lanes[lane] = asyncio.create_task(run(), name=f"queue-core intake ({lane})")
+        self._lanes[lane].add_done_callback(ended)
 
     async def _run_plain(self) -> None:
         while batch := _take(self._plain):
@@ -107,82 +114,86 @@ class Intake:
 
     async def _run_keyed(self) -> None:
         while batch := _take(self._keyed):
-            try:
-                await self._write(batch, self._key_patience)
-            except KeyLocked:
-                for waiter in batch:
-                    await self._write_alone(waiter)
-
-    async def _write_alone(self, waiter: _Waiter) -> None:
-        try:
-            await self._write([waiter], _ALONE)
-        except KeyLocked:
-            self._held_keys.add(str(waiter.job.unique_key))
-            self._held.append(waiter)
-            self._start("held")
+            await self._write(batch, self._together)
 
     async def _run_held(self) -> None:
         while self._held:
-            waiter = self._held.popleft()
-            if waiter.answer.done():
-                self._release_key(waiter)
-                continue
-            try:
-                await self._write([waiter], _TURN)
-            except KeyLocked as error:
-                if time.monotonic() < waiter.give_up_at:
-                    self._held.append(waiter)
-                    continue
-                waiter.fail(error)
-            self._release_key(waiter)
-
-    def _release_key(self, waiter: _Waiter) -> None:
-        key = waiter.job.unique_key
-        if key is not None and all(other.job.unique_key != key for other in self._held):
-            self._held_keys.discard(key)
+            # Shorter turns for many keys, so that each comes round before its time is up.
+            turn = max(_TURN / len(self._held), _SHORTEST)
+            for key in list(self._held):
+                waiters = [waiter for waiter in self._held[key] if not waiter.answer.done()]
+                if waiters:
+                    await self._write(waiters, turn)
+                left = [waiter for waiter in self._held[key] if not waiter.answer.done()]
+                if left:
+                    self._held[key] = left
+                else:
+                    del self._held[key]
 
     async def _write(self, batch: Sequence[_Waiter], patience: timedelta | None) -> None:
-        """Write a batch and answer; a `KeyLocked` is the only error that comes out, with nobody answered."""
+        """Write a batch. Everyone in it gets an answer, or goes to the held ones, or stays there."""
         try:
             answers = await self._producer.enqueue_many([waiter.job for waiter in batch], patience=patience)
-        except KeyLocked:
-            raise
         except asyncio.CancelledError:
             # Only the end of the event loop cancels a lane.
             for waiter in batch:
                 waiter.answer.cancel()
             raise
-        except BackendUnavailable as error:
-            # The same for everyone: smaller batches would fail as well.
-            for waiter in batch:
-                waiter.fail(error)
-        except QueueError as error:
-            await self._divide(batch, patience, error)
-        except Exception as error:  # noqa: BLE001 a bug in a backend, too, belongs to whoever waits
+        except KeyLocked as error:
+            await self._wait_for_key(batch, error)
+        except JobRefused as error:
+            await self._write_halves(batch, patience, error)
+        except Exception as error:  # noqa: BLE001 the same for everyone, and a bug in a backend, too, has to be heard
             for waiter in batch:
                 waiter.fail(error)
         else:
             for waiter, answer in zip(batch, answers, strict=True):
                 waiter.resolve(answer)
 
-    async def _divide(self, batch: Sequence[_Waiter], patience: timedelta | None, error: QueueError) -> None:
+    async def _wait_for_key(self, batch: Sequence[_Waiter], error: KeyLocked) -> None:
+        key = batch[0].job.unique_key
+        if key is None or any(waiter.job.unique_key != key for waiter in batch):
+            await self._write_halves(batch, self._apart, error)
+        elif key in self._held:
+            now = time.monotonic()
+            for waiter in batch:
+                if now >= waiter.give_up_at:
+                    waiter.fail(error)
+        else:
+            self._held[key] = list(batch)
+            self._start("held", self._run_held)
+
+    async def _write_halves(self, batch: Sequence[_Waiter], patience: timedelta | None, error: Exception) -> None:
         if len(batch) == 1:
             batch[0].fail(error)
             return
-        middle = len(batch) // 2
-        for half in (batch[:middle], batch[middle:]):
-            try:
+        halves = _halves(batch)
+        try:
+            for half in halves:
                 await self._write(half, patience)
-            except KeyLocked:
-                for waiter in half:
-                    await self._write_alone(waiter)
+        except asyncio.CancelledError:
+            for waiter in batch:
+                waiter.answer.cancel()
+            raise
 
 
 def _take(lane: deque[_Waiter]) -> Sequence[_Waiter]:
     """The next batch, without those whose caller has gone."""
     batch: list[_Waiter] = []
-    while lane and len(batch) < BATCH:
+    size = 0
+    while lane and len(batch) < BATCH and size < BATCH_BYTES:
         waiter = lane.popleft()
         if not waiter.answer.done():
             batch.append(waiter)
+            size += len(waiter.job.payload)
     return batch
+
+
+def _halves(batch: Sequence[_Waiter]) -> tuple[Sequence[_Waiter], Sequence[_Waiter]]:
+    """Two parts, with the requests for one key together as long as there are several keys."""
+    groups: dict[object, list[_Waiter]] = {}
+    for waiter in batch:
+        groups.setdefault(waiter.job.unique_key or id(waiter), []).append(waiter)
+    parts = list(groups.values()) if len(groups) > 1 else [[waiter] for waiter in batch]
+    middle = len(parts) // 2
+    return list(chain(*parts[:middle])), list(chain(*parts[middle:]))

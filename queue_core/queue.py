@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -27,6 +28,7 @@ from queue_core.shield import finish
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_BREATHE = 500
 _log = logging.getLogger(__name__)
 
 
@@ -71,6 +73,7 @@ class Queue:
         self._backend: Backend | None = None
         self._intake: Intake | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
         self._unregistered: set[type[Job[Any]]] = set()
 
     # The default queue
@@ -137,19 +140,18 @@ class Queue:
             self._backend = None
             raise
         self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
         self._intake = Intake(backend, key_patience=self._config.key_patience, give_up_after=self._config.give_up_after)
         return self
 
     async def close(self) -> None:
         """Write what is on its way in, then give every connection back. The engine stays the application's."""
         intake, self._intake = self._intake, None
+        backend, self._backend = self._backend, None
         if Queue._default is self:
             Queue._default = None
-        if intake is not None:
-            await finish(intake.close(), name="queue-core close")
-        backend, self._backend = self._backend, None
         if backend is not None:
-            await backend.close()
+            await finish(_close(backend, intake), name="queue-core close")
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -172,7 +174,7 @@ class Queue:
         new = self._new_job(job, delivery)
         if session is not None or connection is not None:
             return (await self._join([new], session, connection))[0]
-        await backend.refuse_own_lock()
+        backend.refuse_own_lock()
         return await intake.submit(new)
 
     async def enqueue_many(
@@ -184,10 +186,10 @@ class Queue:
         """
         backend, _ = self._opened()
         session, connection = delivery.pop("session", None), delivery.pop("connection", None)
-        new = self._new_jobs(jobs, delivery)
+        new = await self._new_jobs(jobs, delivery)
         if session is not None or connection is not None:
             return await self._join(new, session, connection)
-        await backend.refuse_own_lock()
+        backend.refuse_own_lock()
         return await backend.enqueue_many(new)
 
     def enqueue_sync(self, job: Job[Any], **delivery: Unpack[Transactional]) -> Enqueued:
@@ -199,9 +201,13 @@ class Queue:
         backend = self._backend
         if backend is None or self._loop is None:
             raise NotInitialized("this queue is not open: call 'await Queue.init(engine)' first")
+        self._refuse_other_process()
         session, connection = delivery.pop("session", None), delivery.pop("connection", None)
         if session is not None or connection is not None:
-            return backend.enqueue_on(_sync_connection(session, connection), [self._new_job(job, delivery)])[0]
+            new = self._new_job(job, delivery)
+            with backend.callers_transaction():
+                theirs = _sync_connection(session, connection)
+            return backend.enqueue_on(theirs, [new])[0]
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -237,12 +243,20 @@ class Queue:
             raise NotInitialized(
                 "this queue is not open: call 'await Queue.init(engine)', or 'async with Queue(engine) as queue'"
             )
+        self._refuse_other_process()
         if asyncio.get_running_loop() is not self._loop:
             raise WrongThread(
                 "this queue was opened on another event loop: use it there, or open one on this loop;"
                 " from other threads call enqueue_sync"
             )
         return self._backend, self._intake
+
+    def _refuse_other_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise WrongThread(
+                "this queue was opened in another process, before a fork, and its connections belong there:"
+                " open one in this process"
+            )
 
     def _new_job(self, job: Job[Any], delivery: Delivery) -> NewJob:
         if not isinstance(job, Job):
@@ -257,21 +271,33 @@ class Queue:
             )
         return new_job(job, delivery, max_payload=self._config.max_payload)
 
-    def _new_jobs(self, jobs: Iterable[Job[Any] | Request], shared: Delivery) -> Sequence[NewJob]:
-        return [
-            self._new_job(item.job, {**shared, **item.delivery})
-            if isinstance(item, Request)
-            else self._new_job(item, shared)
-            for item in jobs
-        ]
+    async def _new_jobs(self, jobs: Iterable[Job[Any] | Request], shared: Delivery) -> Sequence[NewJob]:
+        new: list[NewJob] = []
+        for number, item in enumerate(jobs, 1):
+            if isinstance(item, Request):
+                new.append(self._new_job(item.job, {**shared, **item.delivery}))
+            else:
+                new.append(self._new_job(item, shared))
+            if number % _BREATHE == 0:
+                await asyncio.sleep(0)  # the rest of the application goes on meanwhile
+        return new
 
     async def _join(self, jobs: Sequence[NewJob], session: object, connection: object) -> Sequence[Enqueued]:
         backend, _ = self._opened()
-        theirs = await _async_connection(session, connection)
-        if not theirs.in_transaction():
-            # Here and not in the task below, so that the transaction is known as this caller's own.
-            await theirs.begin()
+        with backend.callers_transaction():
+            theirs = await _async_connection(session, connection)
+            if not theirs.in_transaction():
+                # Here and not in the task below, so that the transaction is known as this caller's own.
+                await theirs.begin()
         return await finish(theirs.run_sync(backend.enqueue_on, jobs), name="queue-core enqueue in a transaction")
+
+
+async def _close(backend: Backend, intake: Intake | None) -> None:
+    try:
+        if intake is not None:
+            await intake.close()
+    finally:
+        await backend.close()
 
 
 async def _async_connection(session: object, connection: object) -> AsyncConnection:

@@ -15,9 +15,15 @@ import anyio
 T = TypeVar("T")
 
 
-async def finish(write: Coroutine[Any, Any, T], *, name: str) -> T:
-    """Run a write to its end even if the caller is cancelled; the cancellation is raised after it."""
+async def finish(write: Coroutine[Any, Any, T], *, name: str, among: "set[asyncio.Task[Any]] | None" = None) -> T:
+    """Run a write to its end even if the caller is cancelled; the cancellation is raised after it.
+
+    While it runs it is `among` the given ones, for whoever has to wait for them all.
+    """
     task = asyncio.create_task(write, name=name)
+    if among is not None:
+        among.add(task)
+        task.add_done_callback(among.discard)
     cancelled: asyncio.CancelledError | None = None
     with anyio.CancelScope(shield=True):
         while not task.done():

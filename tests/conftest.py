@@ -172,3 +172,19 @@ async def nothing_left_behind() -> AsyncGenerator[None]:
     running = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("queue-core")]
     assert not running, f"still running: {running}"
     assert not Queue.is_initialized(), "the default queue was not closed"
+
+
+@pytest.fixture
+async def refusing_13(queue: Queue, database: Database) -> AsyncGenerator[None]:
+    """A rule that the application added to our table: no jobs of tenant 13."""
+    del queue  # the tables are there
+    if database.kind == "sqlite":
+        condition, action = "WHEN new.tenant = '13'", "BEGIN SELECT RAISE(ABORT, 'no 13 here'); END"
+        refuse = f"CREATE TRIGGER no_13 BEFORE INSERT ON queue_jobs {condition} {action}"
+        allow = "DROP TRIGGER no_13"
+    else:
+        refuse = "ALTER TABLE queue_jobs ADD CONSTRAINT no_13 CHECK (tenant <> '13')"
+        allow = "ALTER TABLE queue_jobs DROP CONSTRAINT no_13"
+    database.query(refuse)
+    yield
+    database.query(allow)

@@ -28,7 +28,7 @@ def _id() -> sa.Column[int]:
 def upgrade(op: Operations, schema: str | None = None) -> None:
     _create_jobs(op, schema)
     _create_dead_jobs(op, schema)
-    op.create_table(
+    workers = op.create_table(
         "queue_workers",
         sa.Column("id", _token(), primary_key=True),
         sa.Column("host", sa.Text(), nullable=False),
@@ -46,8 +46,8 @@ def upgrade(op: Operations, schema: str | None = None) -> None:
         sa.Column("wakeup_address", sa.Text()),
         sa.Column("lock_file", sa.Text()),
         schema=schema,
-        postgresql_with={"fillfactor": 50},
     )
+    _store(op, workers, "fillfactor = 50")
     op.create_table(
         "queue_pauses",
         sa.Column("queue", sa.Text(), primary_key=True),
@@ -79,8 +79,14 @@ def downgrade(op: Operations, schema: str | None = None) -> None:
         op.drop_table(table, schema=schema)
 
 
+def _store(op: Operations, table: sa.Table, parameters: str) -> None:
+    dialect = op.get_context().dialect
+    if dialect.name == "postgresql":
+        op.execute(f"ALTER TABLE {dialect.identifier_preparer.format_table(table)} SET ({parameters})")
+
+
 def _create_jobs(op: Operations, schema: str | None) -> None:
-    op.create_table(
+    jobs = op.create_table(
         "queue_jobs",
         _id(),
         sa.Column("request_id", _token(), nullable=False),
@@ -111,12 +117,12 @@ def _create_jobs(op: Operations, schema: str | None) -> None:
         sa.CheckConstraint("status IN ('scheduled', 'pending', 'claimed')", name="queue_jobs_status"),
         schema=schema,
         sqlite_autoincrement=True,
-        postgresql_with={
-            "fillfactor": 70,
-            "autovacuum_vacuum_scale_factor": 0,
-            "autovacuum_vacuum_threshold": 1000,
-            "autovacuum_vacuum_cost_delay": 0,
-        },
+    )
+    _store(
+        op,
+        jobs,
+        "fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,"
+        " autovacuum_vacuum_cost_delay = 0",
     )
     op.create_index("queue_jobs_request", "queue_jobs", ["request_id"], unique=True, schema=schema)
     partial: list[tuple[str, list[str | sa.TextClause], str]] = [

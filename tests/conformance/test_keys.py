@@ -226,3 +226,24 @@ async def test_opposite_key_orders_at_once_do_not_deadlock(engine: AsyncEngine, 
     # A deadlock would have been tried again, and seen only as an insert more.
     assert len([sql for sql in spy.statements if "INSERT INTO" in sql]) == 30
     assert database.count() == 500
+
+
+async def test_mixed_modes_of_the_same_keys_at_once_do_not_deadlock(engine: AsyncEngine, database: Database) -> None:
+    spy = Spy(engine)
+    modes: tuple[Any, Any] = ("keep", "replace")
+    async with Queue(engine, jobs=[Note]) as queue:
+        await asyncio.gather(*(queue.counts() for _ in range(4)))
+        spy.reset()
+        for number in range(20):
+            keys = [f"{number} {place}" for place in range(6)]
+            await asyncio.gather(
+                *(
+                    queue.enqueue_many(
+                        [Note().with_delivery(key=key, key_mode=modes[(n + turn) % 2]) for n, key in enumerate(keys)]
+                    )
+                    for turn in range(2)
+                )
+            )
+    # Six runs of one mode in each of forty bulks; a deadlock would have been tried again.
+    assert len([sql for sql in spy.statements if "INSERT INTO" in sql]) == 20 * 2 * 6
+    assert database.count() == 120

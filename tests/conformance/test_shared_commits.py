@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from queue_core import BackendError, BackendUnavailable, NotInitialized, Queue
+from queue_core import BackendError, BackendUnavailable, JobRefused, NotInitialized, Queue
 from queue_core.intake import Intake
 from queue_core.model import Enqueued, EnqueueStatus
 from tests.support.databases import Database
@@ -45,26 +45,14 @@ async def test_two_replaces_of_one_key_at_once_both_get_an_answer(queue: Queue, 
     assert database.jobs("payload") == [('{"text":"1"}',)]
 
 
-async def test_a_refused_job_fails_alone(queue: Queue, database: Database) -> None:
-    """A rule that the application added to our table refuses one job of a shared batch."""
-    if database.kind == "sqlite":
-        database.query(
-            "CREATE TRIGGER no_thirteen BEFORE INSERT ON queue_jobs WHEN new.tenant = '13'"
-            " BEGIN SELECT RAISE(ABORT, 'not thirteen'); END"
-        )
-    else:
-        database.query("ALTER TABLE queue_jobs ADD CONSTRAINT no_thirteen CHECK (tenant <> '13')")
-    try:
-        answers = await asyncio.gather(
-            *(queue.enqueue(Note(), tenant=str(number)) for number in range(40)), return_exceptions=True
-        )
-    finally:
-        if database.kind == "postgres":
-            database.query("ALTER TABLE queue_jobs DROP CONSTRAINT no_thirteen")
+async def test_a_refused_job_fails_alone(queue: Queue, database: Database, refusing_13: None) -> None:
+    answers = await asyncio.gather(
+        *(queue.enqueue(Note(), tenant=str(number)) for number in range(40)), return_exceptions=True
+    )
     failed = [(number, answer) for number, answer in enumerate(answers) if isinstance(answer, BaseException)]
     assert [number for number, _ in failed] == [13]
-    assert isinstance(failed[0][1], BackendError)
-    assert "thirteen" in str(failed[0][1])
+    assert isinstance(failed[0][1], JobRefused)
+    assert "13" in str(failed[0][1])
     assert database.count() == 39
 
 
@@ -120,10 +108,53 @@ async def test_once_a_key_is_known_to_be_held_the_shared_batch_waits_for_it_no_m
     stuck_too = enqueue("held")
     await enqueue("b")
     await enqueue("c")
-    shared = [keys for keys, patience in producer.calls if patience == timedelta(seconds=7)]
+    shared = [keys for keys, patience in producer.calls if patience == timedelta(seconds=3.5)]
     assert shared[0] == {"held", "a"}
     assert all("held" not in keys for keys in shared[1:])
     assert len(shared) > 1
     producer.held.clear()
     assert {answer.status for answer in await asyncio.gather(stuck, stuck_too)} == {EnqueueStatus.INSERTED}
+    await intake.close()
+
+
+async def test_requests_for_a_held_key_are_written_in_their_order() -> None:
+    producer = HoldingProducer(held={"held"})
+    intake = Intake(producer, key_patience=timedelta(seconds=7), give_up_after=timedelta(seconds=60))
+    sent = [new_job(key="held", unique_key="held", payload=str(number)) for number in range(4)]
+    waiting = [asyncio.create_task(intake.submit(job)) for job in sent[:2]]
+    await asyncio.create_task(intake.submit(new_job(key="a", unique_key="a")))
+    waiting += [asyncio.create_task(intake.submit(job)) for job in sent[2:]]
+    await asyncio.create_task(intake.submit(new_job(key="b", unique_key="b")))
+    producer.held.clear()
+    await asyncio.gather(*waiting)
+    assert [job.payload for job in producer.written if job.key == "held"] == ["0", "1", "2", "3"]
+    await intake.close()
+
+
+async def test_a_thousand_neighbours_of_a_held_key_are_not_written_one_by_one() -> None:
+    producer = HoldingProducer(held={"held"})
+    intake = Intake(producer, key_patience=timedelta(seconds=7), give_up_after=timedelta(seconds=60))
+    keys = [f"k{number}" for number in range(999)]
+    stuck = asyncio.create_task(intake.submit(new_job(key="held", unique_key="held")))
+    await asyncio.gather(*(intake.submit(new_job(key=key, unique_key=key)) for key in keys))
+    assert len([1 for keys_of, _ in producer.calls if keys_of != {"held"}]) < 25
+    producer.held.clear()
+    await stuck
+    await intake.close()
+
+
+async def test_each_caller_gets_an_error_of_its_own() -> None:
+    producer = FaultyProducer(fail=[BackendUnavailable("away")])
+    intake = Intake(producer, key_patience=producer.patience, give_up_after=producer.patience)
+    errors = await asyncio.gather(*(intake.submit(new_job()) for _ in range(3)), return_exceptions=True)
+    assert len({id(error) for error in errors}) == 3
+    assert {str(error) for error in errors} == {"away"}
+    await intake.close()
+
+
+async def test_an_error_that_is_about_everyone_is_not_looked_for_job_by_job() -> None:
+    producer = FaultyProducer(fail=[BackendError("no such table")])
+    intake = Intake(producer, key_patience=producer.patience, give_up_after=producer.patience)
+    errors = await asyncio.gather(*(intake.submit(new_job()) for _ in range(50)), return_exceptions=True)
+    assert [str(error) for error in errors] == ["no such table"] * 50
     await intake.close()

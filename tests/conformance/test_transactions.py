@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from queue_core import ConfigurationError, EnqueueStatus, Queue, WrongDatabase, WrongThread
+from queue_core import BackendError, ConfigurationError, EnqueueStatus, JobRefused, Queue, WrongDatabase, WrongThread
 from queue_core.backend import Backend
 from queue_core.model import Wakeup
 from tests.support.databases import Database, PostgresDatabase, SqliteDatabase
@@ -91,6 +92,17 @@ async def test_job_enqueue_joins_on_the_default_queue(
         await session.commit()
     assert database.count() == 1
     assert (await default_queue.counts())["notes"].pending == 1
+
+
+async def test_a_bulk_that_fails_leaves_nothing_in_the_callers_transaction(
+    queue: Queue, engine: AsyncEngine, database: Database, refusing_13: None
+) -> None:
+    jobs = [Note().with_delivery(tenant="13" if number == 2_400 else "1") for number in range(2_500)]
+    async with AsyncSession(engine) as session, session.begin():
+        await queue.enqueue(Note(text="mine"), session=session)
+        with pytest.raises(JobRefused):
+            await queue.enqueue_many(jobs, session=session)
+    assert database.jobs("payload") == [('{"text":"mine"}',)]
 
 
 # Wake-ups
@@ -262,4 +274,55 @@ async def test_what_is_no_session_is_refused(queue: Queue, engine: AsyncEngine, 
     with Session(sync_engine) as sync_session, pytest.raises(ConfigurationError, match=r"call queue\.enqueue_sync"):
         await queue.enqueue(Note(), session=sync_session)
     sync_engine.dispose()
+    assert database.count() == 0
+
+
+@pytest.mark.parametrize("mode", ["engine", "connection"])
+async def test_a_connection_without_a_transaction_is_refused(database: Database, mode: str) -> None:
+    """In AUTOCOMMIT mode a rollback would leave the job."""
+    engine = create_async_engine(database.url, **({"isolation_level": "AUTOCOMMIT"} if mode == "engine" else {}))
+    async with Queue(engine, jobs=[Note]) as queue:
+        options = {} if mode == "engine" else {"isolation_level": "AUTOCOMMIT"}
+        async with engine.execution_options(**options).connect() as connection:
+            with pytest.raises(ConfigurationError, match="is in AUTOCOMMIT mode, where a rollback would leave the job"):
+                await queue.enqueue(Note(), connection=connection)
+            await connection.rollback()
+        assert (await queue.enqueue(Note())).status is EnqueueStatus.INSERTED
+    await engine.dispose()
+    assert database.count() == 1
+
+
+async def test_a_begin_of_the_applications_own_is_a_transaction(database: Database) -> None:
+    """The recipe for SQLite: no BEGIN of the driver's, one from an event."""
+    engine = create_async_engine(database.url)
+    if database.kind == "sqlite":
+
+        @event.listens_for(engine.sync_engine, "connect")
+        def connect(connection: Any, _record: object) -> None:
+            connection.isolation_level = None
+
+        @event.listens_for(engine.sync_engine, "begin")
+        def begin(connection: Connection) -> None:
+            connection.exec_driver_sql("BEGIN")
+
+    async with Queue(engine, jobs=[Note]) as queue:
+        for end in (AsyncSession.rollback, AsyncSession.commit):
+            async with AsyncSession(engine) as session:
+                await queue.enqueue(Note(), session=session)
+                await queue.enqueue_many([Note() for _ in range(2_001)], session=session)
+                await end(session)
+    await engine.dispose()
+    assert database.count() == 2_002
+
+
+async def test_what_is_wrong_with_a_transaction_is_told_as_our_error(
+    queue: Queue, engine: AsyncEngine, database: Database
+) -> None:
+    async with engine.connect() as connection:
+        pass
+    with pytest.raises(BackendError, match="This Connection is closed"):
+        await queue.enqueue(Note(), connection=connection)
+    async with AsyncSession() as session:
+        with pytest.raises(BackendError, match="This session is not bound to a single Engine"):
+            await queue.enqueue(Note(), session=session)
     assert database.count() == 0

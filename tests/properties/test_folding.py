@@ -60,8 +60,14 @@ def test_a_folded_batch_is_the_same_as_one_request_after_the_other(
 
 
 @given(requests)
-def test_no_key_is_in_a_batch_twice_and_keys_are_in_order(requests: list[tuple[str | None, str]]) -> None:
+def test_no_key_is_written_twice_and_keys_are_in_order(requests: list[tuple[str | None, str]]) -> None:
     jobs = [new_job(unique_key=key, key=key, key_mode=mode if key else "keep") for key, mode in requests]
-    for _, rows in folding.batches(folding.fold(jobs)):
-        keys = [row.job.unique_key for row in rows if row.job.unique_key is not None]
-        assert keys == sorted(set(keys))
+    rows = [row for _, piece in folding.batches(folding.fold(jobs)) for row in piece]
+    keys = [row.job.unique_key for row in rows if row.job.unique_key is not None]
+    assert keys == sorted(set(keys))
+
+
+def test_a_batch_ends_before_it_is_too_large_for_a_statement() -> None:
+    jobs = [new_job(payload="x" * 1_000_000) for _ in range(20)] + [new_job() for _ in range(4_500)]
+    sizes = [len(rows) for _, rows in folding.batches(folding.fold(jobs))]
+    assert sizes == [8, 8, 2_000, 2_000, 504]

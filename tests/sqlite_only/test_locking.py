@@ -1,6 +1,8 @@
 """SQLite's one write lock: who has it, from when, and what a caller hears who would wait for itself."""
 
 import asyncio
+import gc
+import random
 import stat
 from typing import Any, Literal
 
@@ -47,11 +49,20 @@ async def test_the_error_inside_ones_own_transaction_names_session(
         for call in (queue.enqueue(Note()), queue.enqueue_many([Note()])):
             with pytest.raises(TransactionOpen, match=r"pass session= \(or connection=\)"):
                 await call
-        # A child task would wait for its parent just the same.
-        with pytest.raises(TransactionOpen):
-            await asyncio.create_task(queue.enqueue(Note()))
         await session.commit()
         await queue.enqueue(Note())
+    assert database.count() == 2
+
+
+async def test_another_task_waits_for_the_transaction_to_end(
+    queue: Queue, engine: AsyncEngine, database: SqliteDatabase
+) -> None:
+    async with AsyncSession(engine) as session:
+        await queue.enqueue(Note(), session=session)
+        child = asyncio.create_task(queue.enqueue(Note()))
+        await asyncio.sleep(0)
+        await session.commit()
+    await child
     assert database.count() == 2
 
 
@@ -105,7 +116,40 @@ async def test_a_new_file_is_its_owners_alone(backend: Backend, database: Sqlite
 
 async def test_readers_cannot_write(backend: Backend, database: SqliteDatabase) -> None:
     opened: Any = backend
-    async with opened._reader() as connection:
+    async with opened._reader(asyncio.get_running_loop().time() + 10) as connection:
         with pytest.raises(Exception, match="readonly database"):
             await connection.execute(text("DELETE FROM queue_jobs"))
     assert database.query("PRAGMA journal_mode") == [("wal",)]
+
+
+async def test_a_cancelled_look_keeps_no_snapshot_open(queue: Queue, database: SqliteDatabase) -> None:
+    """One that is left to the garbage collector keeps the write-ahead log from being emptied."""
+    await queue.enqueue_many([Note() for _ in range(500)])
+    generator = random.Random(20261118)
+    gc.disable()
+    try:
+        for _ in range(60):
+            look = asyncio.create_task(queue.counts())
+            await asyncio.sleep(generator.random() * 0.003)
+            look.cancel()
+            await asyncio.gather(look, return_exceptions=True)
+        await queue.enqueue(Note())
+        ((busy, _, _),) = database.query("PRAGMA wal_checkpoint(TRUNCATE)")
+        assert busy == 0
+    finally:
+        gc.enable()
+
+
+async def test_whoever_queues_for_a_locked_file_hears_of_it_in_time(
+    engine: AsyncEngine, database: SqliteDatabase
+) -> None:
+    """Ten bulks wait for each other and for the file: none gets the time of all of them."""
+    async with Queue(engine, jobs=[Note], give_up_after=0.3) as queue:
+        holder = database.connect()
+        holder.execute("BEGIN IMMEDIATE")
+        answers = await asyncio.gather(*(queue.enqueue_many([Note()]) for _ in range(10)), return_exceptions=True)
+        assert all(isinstance(answer, BackendUnavailable) for answer in answers)
+        # Most gave up while they waited for their turn, and not after a wait of their own for the file.
+        assert [type(answer.__cause__) for answer in answers if isinstance(answer, Exception)].count(TimeoutError) >= 5
+        holder.rollback()
+        holder.close()

@@ -38,10 +38,13 @@ class HoldingProducer(FaultyProducer):
         super().__init__([])
         self.held = held
         self.calls: list[tuple[set[str | None], timedelta | None]] = []
+        self.written: list[NewJob] = []
 
     async def enqueue_many(self, jobs: Sequence[NewJob], *, patience: timedelta | None = None) -> Sequence[Enqueued]:
         keys = {job.unique_key for job in jobs}
         self.calls.append((keys, patience))
         await asyncio.sleep(0)
         self._fail.append(KeyLocked("held") if self.held & keys else None)
-        return await super().enqueue_many(jobs, patience=patience)
+        answers = await super().enqueue_many(jobs, patience=patience)
+        self.written += jobs
+        return answers

@@ -249,7 +249,7 @@ async def handles_errors() -> str:
         return str(error)
     except (qc.UnknownJobType, qc.SchemaError) as error:
         return str(error)
-    except (qc.TransactionOpen, qc.KeyLocked, qc.BackendUnavailable, qc.BackendError) as error:
+    except (qc.TransactionOpen, qc.JobRefused, qc.KeyLocked, qc.BackendUnavailable, qc.BackendError) as error:
         return str(error.__cause__)
     except qc.QueueError as error:
         return str(error)
