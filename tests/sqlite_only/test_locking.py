@@ -128,9 +128,9 @@ async def test_a_cancelled_look_keeps_no_snapshot_open(queue: Queue, database: S
     generator = random.Random(20261118)
     gc.disable()
     try:
-        for _ in range(60):
+        for _ in range(200):
             look = asyncio.create_task(queue.counts())
-            await asyncio.sleep(generator.random() * 0.003)
+            await asyncio.sleep(generator.random() * 0.006)
             look.cancel()
             await asyncio.gather(look, return_exceptions=True)
         await queue.enqueue(Note())
