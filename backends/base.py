@@ -12,14 +12,15 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, cont
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import msgspec
-from sqlalchemy import Connection, Executable, RowMapping, func, literal, select
+from sqlalchemy import Connection, Engine, Executable, RowMapping, func, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from queue_core import schema as revisions
 from queue_core.config import QueueConfig
-from queue_core.errors import BackendUnavailable, KeyLocked
+from queue_core.errors import BackendUnavailable, KeyLocked, WrongDatabase
 from queue_core.model import Enqueued, JobId, JobStatus, NewJob, QueueCounts, QueueName, StoredJob, Wakeup
 from queue_core.shield import finish
 
@@ -34,6 +35,10 @@ T = TypeVar("T")
 AUTOCOMMIT = (
     "the session or connection is in AUTOCOMMIT mode, where a rollback would leave the job: use one with a transaction"
     ' (leave isolation_level="AUTOCOMMIT" out), or enqueue without it'
+)
+WRONG_DATABASE = (
+    "the session or connection belongs to {theirs}, and this queue is in {ours}:"
+    " enqueue without it, or open a queue in that database"
 )
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
@@ -52,6 +57,7 @@ class SqlBackend(ABC):
         self._hub = Hub()
         self._commits: CommitWatch | None = None
         self._writing: set[asyncio.Task[Any]] = set()
+        self._same_database: WeakSet[Engine] = WeakSet([engine.sync_engine])
 
     # Opening and closing
 
@@ -178,8 +184,19 @@ class SqlBackend(ABC):
     def _refuse_autocommit(self, connection: Connection) -> None:
         """Refuse a connection that commits each statement: a rollback would leave the job."""
 
+    def _refuse_other_database(self, connection: Connection) -> None:
+        engine = connection.engine
+        if engine in self._same_database:
+            return
+        theirs, ours = engine.dialect.name, self._users_engine.dialect.name
+        if theirs != ours:
+            raise WrongDatabase(WRONG_DATABASE.format(theirs=theirs, ours=ours))
+        self._compare_database(connection)
+        self._same_database.add(engine)
+
     @abstractmethod
-    def _refuse_other_database(self, connection: Connection) -> None: ...
+    def _compare_database(self, connection: Connection) -> None:
+        """Raise `WrongDatabase` for another one of the same kind, by whatever name it goes."""
 
     @abstractmethod
     def refuse_own_lock(self) -> None: ...

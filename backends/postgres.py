@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from typing import Any
-from weakref import WeakSet
 
 import asyncpg
 from sqlalchemy import Connection, Engine, NestedTransaction, inspect, text
@@ -23,7 +22,7 @@ from queue_core.config import QueueConfig
 from queue_core.errors import ConfigurationError, UnsupportedDatabase, WrongDatabase
 from queue_core.model import Enqueued
 
-from .base import AUTOCOMMIT, SqlBackend, time_left
+from .base import AUTOCOMMIT, WRONG_DATABASE, SqlBackend, time_left
 from .engines import checkout, give_back, own_engine, turn
 from .insertion import Insertion
 from .postgres_enqueue import PostgresEnqueue
@@ -51,7 +50,6 @@ class PostgresBackend(SqlBackend):
         # The copied pool has the size of the application's: the queue takes a few at most.
         self._slots = asyncio.Semaphore(_CONNECTIONS)
         self._identity: Sequence[str] | None = None
-        self._same_database: WeakSet[Engine] = WeakSet([engine.sync_engine])
 
     async def _connect(self, deadline: float) -> None:
         async with self._reader(deadline) as connection:
@@ -146,31 +144,17 @@ class PostgresBackend(SqlBackend):
         if getattr(connection.connection.dbapi_connection, "autocommit", False) is True:
             raise ConfigurationError(AUTOCOMMIT)
 
-    def _refuse_other_database(self, connection: Connection) -> None:
-        engine = connection.engine
-        if engine in self._same_database:
-            return
-        if engine.dialect.name != self._users_engine.dialect.name:
-            raise WrongDatabase(
-                f"the session or connection is one of {engine.dialect.name}, and this queue is in Postgres:"
-                " enqueue without it, or open a queue in that database"
-            )
-        if _address(engine) != _address(self._users_engine.sync_engine):
-            self._compare_identity(connection)
-        self._same_database.add(engine)
-
-    def _compare_identity(self, connection: Connection) -> None:
+    def _compare_database(self, connection: Connection) -> None:
         theirs, ours = _address(connection.engine), _address(self._users_engine.sync_engine)
+        if theirs == ours:
+            return
         if self._identity is None:
             raise WrongDatabase(
                 f"the session or connection goes to {theirs} and this queue to {ours}, and this role may not ask"
                 " whether they are the same: use the same address for both, or grant it pg_control_system()"
             )
         if tuple(connection.execute(_IDENTITY).one()) != self._identity:
-            raise WrongDatabase(
-                f"the session or connection belongs to {theirs}, and this queue is in {ours}:"
-                " enqueue without it, or open a queue in that database"
-            )
+            raise WrongDatabase(WRONG_DATABASE.format(theirs=theirs, ours=ours))
 
     def refuse_own_lock(self) -> None:
         """Postgres locks rows and not the database: the caller's own transaction is in nobody's way."""

@@ -14,9 +14,8 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
-from sqlalchemy import Connection, Engine, PoolProxiedConnection, event, text
+from sqlalchemy import Connection, PoolProxiedConnection, event, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from queue_core.clock import Clock, SystemClock
@@ -24,7 +23,7 @@ from queue_core.config import QueueConfig
 from queue_core.errors import ConfigurationError, TransactionOpen, UnsupportedDatabase, WrongDatabase
 from queue_core.model import Enqueued
 
-from .base import AUTOCOMMIT, SqlBackend
+from .base import AUTOCOMMIT, WRONG_DATABASE, SqlBackend
 from .engines import checkout, give_back, own_engine, turn
 from .insertion import Insertion
 from .own_transactions import OwnTransactions
@@ -56,7 +55,6 @@ class SqliteBackend(SqlBackend):
         self._write_turn = asyncio.Lock()
         self._pinned: PoolProxiedConnection | None = None
         self._own_transactions: OwnTransactions | None = None
-        self._same_database: WeakSet[Engine] = WeakSet([engine.sync_engine])
 
     def _own_engine(self, begin: str, *, query_only: bool = False) -> AsyncEngine:
         engine = own_engine(self._users_engine)
@@ -167,22 +165,10 @@ class SqliteBackend(SqlBackend):
                 answers: Sequence[Enqueued] = stop.value
                 return answers
 
-    def _refuse_other_database(self, connection: Connection) -> None:
-        engine = connection.engine
-        if engine in self._same_database:
-            return
-        if engine.dialect.name != self._users_engine.dialect.name:
-            raise WrongDatabase(
-                f"the session or connection is one of {engine.dialect.name}, and this queue is in SQLite:"
-                " enqueue without it, or open a queue in that database"
-            )
+    def _compare_database(self, connection: Connection) -> None:
         opened = next((row[2] for row in connection.exec_driver_sql("PRAGMA database_list") if row[1] == "main"), "")
         if not opened or not self._path.samefile(opened):
-            raise WrongDatabase(
-                f"the session or connection belongs to {opened or 'a database in memory'}, and this queue is in"
-                f" {self._path}: enqueue without it, or open a queue in that database"
-            )
-        self._same_database.add(engine)
+            raise WrongDatabase(WRONG_DATABASE.format(theirs=opened or "a database in memory", ours=self._path))
 
     def _refuse_autocommit(self, connection: Connection) -> None:
         driver: Any = connection.connection.driver_connection
