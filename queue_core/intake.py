@@ -123,15 +123,20 @@ class Intake:
             for key in list(self._held):
                 waiters = [waiter for waiter in self._held[key] if not waiter.answer.done()]
                 if waiters:
-                    await self._write(waiters, turn)
+                    await self._write(waiters, turn, held=True)
                 left = [waiter for waiter in self._held[key] if not waiter.answer.done()]
                 if left:
                     self._held[key] = left
                 else:
                     del self._held[key]
 
-    async def _write(self, batch: Sequence[_Waiter], patience: timedelta | None) -> None:
+    async def _write(self, batch: Sequence[_Waiter], patience: timedelta | None, *, held: bool = False) -> None:
         """Write a batch. Everyone in it gets an answer, or goes to the held ones, or stays there."""
+        if self._held and not held:
+            # A key may have moved on since they came: behind those who wait for it already, or the order is lost.
+            batch = [waiter for waiter in batch if not self._joins_held(waiter)]
+            if not batch:
+                return
         try:
             answers = await self._producer.enqueue_many([waiter.job for waiter in batch], patience=patience)
         except asyncio.CancelledError:
@@ -140,9 +145,15 @@ class Intake:
                 waiter.answer.cancel()
             raise
         except KeyLocked as error:
-            await self._wait_for_key(batch, error)
+            if held:
+                _fail_late(batch, error)
+            elif len({waiter.job.unique_key for waiter in batch}) == 1 and batch[0].job.unique_key is not None:
+                self._held[batch[0].job.unique_key] = list(batch)
+                self._start("held", self._run_held)
+            else:
+                await self._write_halves(batch, self._apart, error, held=held)
         except JobRefused as error:
-            await self._write_halves(batch, patience, error)
+            await self._write_halves(batch, patience, error, held=held)
         except Exception as error:  # noqa: BLE001 the same for everyone, and a bug in a backend, too, has to be heard
             for waiter in batch:
                 waiter.fail(error)
@@ -150,31 +161,33 @@ class Intake:
             for waiter, answer in zip(batch, answers, strict=True):
                 waiter.resolve(answer)
 
-    async def _wait_for_key(self, batch: Sequence[_Waiter], error: KeyLocked) -> None:
-        key = batch[0].job.unique_key
-        if key is None or any(waiter.job.unique_key != key for waiter in batch):
-            await self._write_halves(batch, self._apart, error)
-        elif key in self._held:
-            now = time.monotonic()
-            for waiter in batch:
-                if now >= waiter.give_up_at:
-                    waiter.fail(error)
-        else:
-            self._held[key] = list(batch)
-            self._start("held", self._run_held)
+    def _joins_held(self, waiter: _Waiter) -> bool:
+        waiting = self._held.get(waiter.job.unique_key or "")
+        if waiting is not None:
+            waiting.append(waiter)
+        return waiting is not None
 
-    async def _write_halves(self, batch: Sequence[_Waiter], patience: timedelta | None, error: Exception) -> None:
+    async def _write_halves(
+        self, batch: Sequence[_Waiter], patience: timedelta | None, error: Exception, *, held: bool
+    ) -> None:
         if len(batch) == 1:
             batch[0].fail(error)
             return
-        halves = _halves(batch)
         try:
-            for half in halves:
-                await self._write(half, patience)
+            for half in _halves(batch):
+                await self._write(half, patience, held=held)
         except asyncio.CancelledError:
             for waiter in batch:
                 waiter.answer.cancel()
             raise
+
+
+def _fail_late(batch: Sequence[_Waiter], error: Exception) -> None:
+    """Answer those whose time is up; the others go on waiting."""
+    now = time.monotonic()
+    for waiter in batch:
+        if now >= waiter.give_up_at:
+            waiter.fail(error)
 
 
 def _take(lane: deque[_Waiter]) -> Sequence[_Waiter]:

@@ -131,6 +131,37 @@ async def test_requests_for_a_held_key_are_written_in_their_order() -> None:
     await intake.close()
 
 
+@pytest.mark.parametrize("released", [True, False], ids=["the holder ends then", "the holder goes on"])
+async def test_a_request_that_comes_while_its_key_moves_to_the_held_ones_goes_behind_them(released: bool) -> None:
+    producer = HoldingProducer(held={"held"})
+    intake = Intake(producer, key_patience=timedelta(seconds=7), give_up_after=timedelta(seconds=60))
+    waiting: list[asyncio.Task[Enqueued]] = []
+    in_the_middle = asyncio.Event()
+
+    def enqueue(key: str, payload: str) -> None:
+        waiting.append(asyncio.create_task(intake.submit(new_job(key=key, unique_key=key, payload=payload))))
+
+    def come_in_the_middle(keys: set[str | None]) -> None:
+        if keys == {"held"} and len(waiting) == 2:
+            enqueue("held", "new")
+            enqueue("another", "")
+            in_the_middle.set()
+            if released:
+                # The first one has been found locked by then, and the next try meets no holder.
+                asyncio.get_running_loop().call_later(0, producer.held.clear)
+
+    producer.on_call = come_in_the_middle
+    enqueue("held", "old")
+    enqueue("neighbour", "")
+    await asyncio.gather(*waiting[1:])
+    await in_the_middle.wait()
+    await waiting[3]
+    producer.held.clear()
+    await asyncio.wait_for(asyncio.gather(*waiting), 30)
+    assert [job.payload for job in producer.written if job.key == "held"] == ["old", "new"]
+    await intake.close()
+
+
 async def test_a_thousand_neighbours_of_a_held_key_are_not_written_one_by_one() -> None:
     producer = HoldingProducer(held={"held"})
     intake = Intake(producer, key_patience=timedelta(seconds=7), give_up_after=timedelta(seconds=60))

@@ -1,7 +1,7 @@
 """Faults at the seam: a producer that fails when the test says so, typed by the protocol."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 
@@ -39,10 +39,12 @@ class HoldingProducer(FaultyProducer):
         self.held = held
         self.calls: list[tuple[set[str | None], timedelta | None]] = []
         self.written: list[NewJob] = []
+        self.on_call: Callable[[set[str | None]], None] = lambda _: None
 
     async def enqueue_many(self, jobs: Sequence[NewJob], *, patience: timedelta | None = None) -> Sequence[Enqueued]:
         keys = {job.unique_key for job in jobs}
         self.calls.append((keys, patience))
+        self.on_call(keys)
         await asyncio.sleep(0)
         self._fail.append(KeyLocked("held") if self.held & keys else None)
         answers = await super().enqueue_many(jobs, patience=patience)
