@@ -184,9 +184,10 @@ class Queue:
 
         The keywords hold for all of them; `job.with_delivery(…)` gives one of them its own on top.
         """
-        backend, _ = self._opened()
+        self._opened()
         session, connection = delivery.pop("session", None), delivery.pop("connection", None)
         new = await self._new_jobs(jobs, delivery)
+        backend, _ = self._opened()  # again: it may have been closed meanwhile
         if session is not None or connection is not None:
             return await self._join(new, session, connection)
         backend.refuse_own_lock()

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import NullPool, StaticPool, event, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from queue_core import JobRefused, Queue, Request, UnsupportedDatabase
+from queue_core import JobRefused, NotInitialized, Queue, Request, UnsupportedDatabase
 from tests.support.databases import Database
 from tests.support.jobs import Note
 from tests.support.processes import output_of
@@ -114,6 +114,18 @@ async def test_closing_waits_for_a_bulk_that_is_on_its_way(database: Database) -
     sizes = [len(answers) for answers in done if not isinstance(answers, BaseException)]
     assert database.count() == sum(sizes) > 0
     await engine.dispose()
+
+
+async def test_a_bulk_that_is_still_being_prepared_when_the_queue_closes_writes_nothing(
+    engine: AsyncEngine, database: Database
+) -> None:
+    queue = await Queue(engine, jobs=[Note]).open()
+    bulks = [asyncio.create_task(queue.enqueue_many([Note() for _ in range(5_000)]))]
+    await asyncio.sleep(0)
+    await queue.close()
+    (told,) = await asyncio.gather(*bulks, return_exceptions=True)
+    assert isinstance(told, NotInitialized)
+    assert database.count() == 0
 
 
 async def test_a_cancelled_close_closes_all_the_same(engine: AsyncEngine, database: Database) -> None:
