@@ -5,6 +5,7 @@
 """
 
 import sqlite3
+from typing import Any
 
 import sqlalchemy.exc
 
@@ -39,9 +40,10 @@ def origin(error: Exception) -> Exception:
     # SQLAlchemy's asyncpg adapter wraps once more, with the real one as the cause.
     if hasattr(cause, "sqlstate") and isinstance(cause.__cause__, Exception):
         cause = cause.__cause__
-    if getattr(cause, "detail", None):
-        # Postgres adds the whole row, and asyncpg puts it into the text of the error.
-        cause.detail = None  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    postgres: Any = cause
+    if getattr(postgres, "detail", None):
+        # The whole row, which asyncpg puts into the text of the error.
+        postgres.detail = None
     return cause if isinstance(cause, Exception) else error
 
 

@@ -10,8 +10,8 @@ plain    no key; waits for nobody
 keyed    may meet a key that somebody's open transaction holds. The batch waits for it for a short while, is then
          halved, with hardly any patience, until the key is alone, and that moves on to
 held     keys known to be held, each with all that wait for it. They take turns with a short wait each, until the
-         time of those who wait is up. A new enqueue of a key that is in here comes straight here, behind the
-         earlier ones, so that the keyed lane never waits for it again and the order is kept
+         time of those who wait is up. The keyed lane passes on whoever comes for a key that is in here, behind the
+         earlier ones: it never waits for that key again, and the order is kept
 
 A failure reaches exactly those it concerns: a batch in which the database refuses a job is halved until
 that job is alone. A caller that is cancelled leaves the lane, or, if its job is already on the way, just
@@ -82,8 +82,6 @@ class Intake:
         if job.unique_key is None:
             self._plain.append(waiter)
             self._start("plain", self._run_plain)
-        elif job.unique_key in self._held:
-            self._held[job.unique_key].append(waiter)
         else:
             self._keyed.append(waiter)
             self._start("keyed", self._run_keyed)

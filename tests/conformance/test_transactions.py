@@ -1,6 +1,7 @@
 """Enqueueing inside the caller's own transaction, and the wake-up after its commit."""
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -152,6 +153,36 @@ async def test_a_commit_wakes_a_worker_after_the_row_can_be_seen(
         await asyncio.wait_for(woken, 10)
         await asyncio.sleep(0)
         assert seen == [1]
+
+
+async def test_a_commit_that_has_not_returned_yet_wakes_nobody(backend: Backend, database: Database) -> None:
+    sync_engine = create_engine(database.sync_url)
+    begun, may_commit = threading.Event(), threading.Event()
+    dialect: Any = sync_engine.dialect
+    commit = dialect.do_commit
+
+    def held_back(connection: Any) -> None:
+        begun.set()
+        assert may_commit.wait(30)
+        commit(connection)
+
+    def work() -> None:
+        with sync_engine.begin() as connection:
+            backend.enqueue_on(connection, [new_job()])
+            # From here on, so that the commits of the engine's own start are not held.
+            dialect.do_commit = held_back
+
+    async with listening(backend) as woken:
+        working = asyncio.gather(asyncio.to_thread(work))
+        await asyncio.to_thread(begun.wait, 30)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert not woken.done()
+        may_commit.set()
+        assert await asyncio.wait_for(woken, 10) == Wakeup("notes")
+        assert database.count() == 1
+        await working
+    sync_engine.dispose()
 
 
 async def test_a_connection_that_stays_open_after_its_commit_wakes_as_well(

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from sqlalchemy import make_url
@@ -34,8 +35,8 @@ async def test_an_enqueue_whose_answer_was_cut_off_leaves_one_job(database: Post
         engine = create_async_engine(through(proxy, database))
         async with Queue(engine, jobs=[Note]) as queue:
             for number in range(10):
-                delivery = {} if mode is None else {"key": str(number), "key_mode": mode}
-                enqueued = await queue.enqueue(Note(text=str(number)), **delivery)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+                delivery: Any = {} if mode is None else {"key": str(number), "key_mode": mode}
+                enqueued = await queue.enqueue(Note(text=str(number)), **delivery)
                 assert enqueued.status is EnqueueStatus.INSERTED
         await engine.dispose()
         assert len(proxy.cuts) == 10

@@ -4,6 +4,8 @@ import asyncio
 import gc
 import random
 import stat
+from collections.abc import Generator
+from contextlib import closing, contextmanager
 from typing import Any, Literal
 
 import pytest
@@ -17,6 +19,14 @@ from tests.support.jobs import Note, new_job
 from tests.support.spy import Spy
 
 pytestmark = pytest.mark.sqlite_only("row locks: Postgres has them, SQLite has one lock for all")
+
+
+@contextmanager
+def locked(database: SqliteDatabase) -> Generator[None]:
+    """Somebody's open write transaction."""
+    with closing(database.connect()) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        yield
 
 
 async def test_a_write_transaction_has_the_lock_from_its_first_moment(
@@ -87,12 +97,8 @@ async def test_somebody_elses_long_transaction_is_an_error_that_says_what_to_do(
     engine: AsyncEngine, database: SqliteDatabase
 ) -> None:
     async with Queue(engine, jobs=[Note], give_up_after=0.05) as queue:
-        holder = database.connect()
-        holder.execute("BEGIN IMMEDIATE")
-        with pytest.raises(BackendUnavailable, match="pass session= or connection= to enqueue inside it"):
+        with locked(database), pytest.raises(BackendUnavailable, match="pass session= or connection= to enqueue"):
             await queue.enqueue(Note())
-        holder.rollback()
-        holder.close()
         await queue.enqueue(Note())
     assert database.count() == 1
 
@@ -145,11 +151,8 @@ async def test_whoever_queues_for_a_locked_file_hears_of_it_in_time(
 ) -> None:
     """Ten bulks wait for each other and for the file: none gets the time of all of them."""
     async with Queue(engine, jobs=[Note], give_up_after=0.3) as queue:
-        holder = database.connect()
-        holder.execute("BEGIN IMMEDIATE")
-        answers = await asyncio.gather(*(queue.enqueue_many([Note()]) for _ in range(10)), return_exceptions=True)
+        with locked(database):
+            answers = await asyncio.gather(*(queue.enqueue_many([Note()]) for _ in range(10)), return_exceptions=True)
         assert all(isinstance(answer, BackendUnavailable) for answer in answers)
         # Most gave up while they waited for their turn, and not after a wait of their own for the file.
         assert [type(answer.__cause__) for answer in answers if isinstance(answer, Exception)].count(TimeoutError) >= 5
-        holder.rollback()
-        holder.close()
