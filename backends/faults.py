@@ -69,6 +69,15 @@ def is_transient(error: Exception) -> bool:
     return type(cause).__name__ in ("InterfaceError", "InternalClientError", "ConnectionDoesNotExistError")
 
 
+def is_answer(error: Exception) -> bool:
+    """Whether it says for certain that nothing was written: the database refused, or was never reached."""
+    cause = origin(error)
+    state, name = _code(cause)
+    if state:
+        return not state.startswith(("08", "57P"))
+    return bool(name) or isinstance(cause, ConnectionRefusedError)
+
+
 def is_drivers(error: Exception) -> bool:
     """Whether it comes from the database and not from a mistake in code."""
     if isinstance(error, sqlite3.Error | OSError | TimeoutError):

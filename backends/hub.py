@@ -15,8 +15,8 @@ class _Subscriber:
         self._waiting: set[QueueName] = set()
         self._news = asyncio.Event()
 
-    def tell(self, queues: Collection[QueueName]) -> None:
-        if relevant := self._queues.intersection(queues):
+    def tell(self, queues: Collection[QueueName] | None) -> None:
+        if relevant := self._queues if queues is None else self._queues.intersection(queues):
             self._waiting |= relevant
             self._news.set()
 
@@ -39,6 +39,11 @@ class Hub:
         """Say that these queues have something new, now that it is committed."""
         for subscriber in self._subscribers:
             subscriber.tell(queues)
+
+    def announce_all(self) -> None:
+        """Say that something may be new anywhere: hints may have been missed."""
+        for subscriber in self._subscribers:
+            subscriber.tell(None)
 
     @asynccontextmanager
     async def wakeups(self, queues: Collection[QueueName]) -> AsyncGenerator[AsyncIterator[Wakeup]]:

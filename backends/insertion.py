@@ -1,23 +1,20 @@
-"""The steps of an enqueue, apart from how a statement is sent.
+"""The steps of an enqueue, apart from the statements.
 
 Insert; for what gave no row, find the job that is in the way; if that has just finished, insert again.
-The same steps run asynchronously on the driver's connection and synchronously in the caller's
-transaction, so they are a generator: it yields a call and is sent the rows.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
 from queue_core.errors import BackendUnavailable
 from queue_core.model import Enqueued, EnqueueStatus, JobId, JobStatus, KeyMode, NewJob
 
 from .folding import Folded, batches, fold
 from .statement import Call
+from .steps import Steps
 
 ROUNDS = 5
-Rows: TypeAlias = Sequence[Sequence[Any]]
-Steps: TypeAlias = Generator[Call, Rows, Sequence[Enqueued]]
 
 
 class EnqueueSql(Protocol):
@@ -42,7 +39,7 @@ class Insertion:
         self.is_one_statement = sum(1 for _ in batches(self._rows)) == 1
         self._answers: list[Enqueued | None] = [None] * len(jobs)
 
-    def steps(self, sql: EnqueueSql, patience: timedelta | None) -> Steps:
+    def steps(self, sql: EnqueueSql, patience: timedelta | None) -> Steps[Sequence[Enqueued]]:
         """The calls to make. `patience` is None in a transaction whose lock timeout is not ours to set."""
         waiting = {str(row.job.request_id): row for row in self._rows}
         by_key = {row.job.unique_key: row for row in self._rows if row.job.unique_key is not None}

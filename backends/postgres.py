@@ -6,13 +6,15 @@ without a BEGIN and a COMMIT of its own. Time is the database's.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Generator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncpg
-from sqlalchemy import Connection, Engine, NestedTransaction, inspect, text
+import msgspec
+from sqlalchemy import Connection, Engine, NestedTransaction, PoolProxiedConnection, inspect, text
+from sqlalchemy.dialects.postgresql.asyncpg import dialect as asyncpg_dialect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.schema import CreateSchema
@@ -20,27 +22,47 @@ from sqlalchemy.schema import CreateSchema
 from queue_core.clock import Clock
 from queue_core.config import QueueConfig
 from queue_core.errors import ConfigurationError, UnsupportedDatabase, WrongDatabase
-from queue_core.model import Enqueued
+from queue_core.ids import time_ordered_uuid
+from queue_core.model import QueueName, Wakeup, Worker, WorkerId
 
-from .base import AUTOCOMMIT, WRONG_DATABASE, SqlBackend, time_left
+from .base import time_left
 from .engines import checkout, give_back, own_engine, turn
 from .insertion import Insertion
+from .keeping import Keeping
+from .looking import Looking
+from .postgres_claim import PostgresClaim
 from .postgres_enqueue import PostgresEnqueue
+from .postgres_listen import CHANNEL, Listener
+from .postgres_settle import PostgresSettle
+from .postgres_upkeep import PostgresUpkeep
+from .producing import AUTOCOMMIT, WRONG_DATABASE
+from .statement import Call, Statement
+from .steps import Steps
 from .tables import build_tables
+
+T = TypeVar("T")
 
 _CONNECTIONS = 4
 _CONNECT_TIMEOUT = 10.0
 _STATEMENT_TIMEOUT = 15.0
 _OLDEST_SERVER = 140_000
 _SCHEMA_LOCK = 0x71756575
+_PLAN_AGE = 1.0
+_NOTIFY_WITHIN = 2.0
+_PLANNED_UNTIL = "queue_core_planned_until"
 
 _SERVER = text("SELECT CAST(current_setting('server_version_num') AS integer), current_schema()")
 
 # The same server may go by several names (localhost, 127.0.0.1, a socket, a pooler); this it has only once.
 _IDENTITY = text("SELECT current_database(), CAST(system_identifier AS text) FROM pg_control_system()")
 
+_NOTIFY = Statement("SELECT pg_notify(:channel, hint) FROM unnest(CAST(:hints AS text[])) AS hint", asyncpg_dialect())
 
-class PostgresBackend(SqlBackend):
+_encode = msgspec.json.Encoder().encode
+_decode_hint = msgspec.json.Decoder(tuple[str, str, str]).decode
+
+
+class PostgresBackend(Keeping, Looking):
     """A queue in Postgres 14 or newer, through asyncpg."""
 
     def __init__(self, engine: AsyncEngine, config: QueueConfig, clock: Clock | None) -> None:
@@ -50,6 +72,10 @@ class PostgresBackend(SqlBackend):
         # The copied pool has the size of the application's: the queue takes a few at most.
         self._slots = asyncio.Semaphore(_CONNECTIONS)
         self._identity: Sequence[str] | None = None
+        self._history = config.history
+        self._place = ""
+        self._sender = time_ordered_uuid()
+        self._listener = Listener(self._listening_connection, self._on_hint, self._hub.announce_all)
 
     async def _connect(self, deadline: float) -> None:
         async with self._reader(deadline) as connection:
@@ -63,13 +89,18 @@ class PostgresBackend(SqlBackend):
                 "no schema of the search_path exists, so the tables have no place to be: give schema=, or create one"
             )
         # Named from here on: a caller's transaction may have another search_path, and tables of the same name there.
-        self._tables = build_tables(self._schema or schema)
+        self._place = self._schema or schema
+        self._tables = build_tables(self._place)
         self._enqueue_sql = PostgresEnqueue(self._tables, self._clock)
+        self._claim_sql = PostgresClaim(self._tables, self._clock, self._history)
+        self._settle_sql = PostgresSettle(self._tables, self._clock, self._history)
+        self._upkeep_sql = PostgresUpkeep(self._tables, self._clock, self._history)
         with contextlib.suppress(DBAPIError):  # not everybody may ask
             async with self._reader(deadline) as connection:
                 self._identity = tuple((await connection.execute(_IDENTITY)).one())
 
     async def _disconnect(self) -> None:
+        await self._listener.close()
         await self._engine.dispose()
 
     @asynccontextmanager
@@ -98,6 +129,7 @@ class PostgresBackend(SqlBackend):
                 connection = await checkout(self._engine)
             driver: Any = connection.driver_connection
             try:
+                await self._refresh_plans(connection, driver)
                 yield driver
             except asyncpg.PostgresError:
                 # The server's answer: the connection is as good as before, unless it ended with it.
@@ -108,15 +140,26 @@ class PostgresBackend(SqlBackend):
                 raise
             await give_back(connection)
 
-    async def _insert(self, insertion: Insertion, patience: timedelta, deadline: float) -> Sequence[Enqueued]:
-        async with self._driver(deadline) as driver:
-            if insertion.is_one_statement:
-                return await self._run(insertion, patience, driver, deadline)
-            async with driver.transaction(isolation="read_committed"):
-                return await self._run(insertion, patience, driver, deadline)
+    async def _refresh_plans(self, connection: PoolProxiedConnection, driver: Any) -> None:
+        """Let statements be planned again from time to time, for the table as it is then.
 
-    async def _run(self, insertion: Insertion, patience: timedelta, driver: Any, deadline: float) -> Sequence[Enqueued]:
-        steps = insertion.steps(self._enqueue_sql, patience)
+        A plan is kept with its prepared statement until somebody analyses the table. One that was made while the
+        queue was empty reads the whole table; after a burst of a million jobs each claim would, for a minute.
+        """
+        now = asyncio.get_running_loop().time()
+        if now >= connection.info.get(_PLANNED_UNTIL, 0.0):
+            if _PLANNED_UNTIL in connection.info:
+                await driver.execute("DISCARD PLANS", timeout=_STATEMENT_TIMEOUT)
+            connection.info[_PLANNED_UNTIL] = now + _PLAN_AGE
+
+    async def _run(self, steps: Steps[T], deadline: float, *, transaction: bool) -> T:
+        async with self._driver(deadline) as driver:
+            if not transaction:
+                return await self._drive(steps, driver, deadline)
+            async with driver.transaction(isolation="read_committed"):
+                return await self._drive(steps, driver, deadline)
+
+    async def _drive(self, steps: Steps[T], driver: Any, deadline: float) -> T:
         try:
             statement, parameters = next(steps)
             while True:
@@ -125,8 +168,52 @@ class PostgresBackend(SqlBackend):
                 rows = await driver.fetch(statement.driver_sql, *statement.arguments(parameters), timeout=limit)
                 statement, parameters = steps.send(rows)
         except StopIteration as stop:
-            answers: Sequence[Enqueued] = stop.value
-            return answers
+            answer: T = stop.value
+            return answer
+
+    # Wake-ups
+
+    @asynccontextmanager
+    async def wakeups(self, queues: Collection[QueueName]) -> AsyncGenerator[AsyncIterator[Wakeup]]:
+        async with AsyncExitStack() as stack:
+            if self._telling is not None:
+                await stack.enter_async_context(self._listener.listening())
+            yield await stack.enter_async_context(self._hub.wakeups(queues))
+
+    async def _tell_others(self, queues: frozenset[QueueName]) -> None:
+        hints = [_encode((self._place, self._sender, queue)).decode() for queue in queues]
+        # Tried once: nobody waits for it, and a hint that comes late is of no use.
+        await self._run(_notify(hints), asyncio.get_running_loop().time() + _NOTIFY_WITHIN, transaction=False)
+
+    def _on_hint(self, payload: str) -> None:
+        try:
+            place, sender, queue = _decode_hint(payload)
+        except msgspec.DecodeError:
+            return  # somebody else's use of the channel
+        if place == self._place and sender != self._sender:
+            self._hub.announce([queue])
+
+    async def _listening_connection(self) -> Any:
+        """A connection that belongs to no pool: it is never given back."""
+        async with asyncio.timeout(_CONNECT_TIMEOUT):
+            connection = await checkout(self._engine)
+        driver: Any = connection.driver_connection
+        connection.detach()
+        return driver
+
+    # Workers: their lease is all that others know of them
+
+    def _equip(self, worker: Worker) -> Worker:
+        return worker
+
+    def _unequip(self, worker: WorkerId) -> None: ...
+
+    def _has_let_go(self, worker: Worker) -> bool:
+        return False
+
+    def _clean_up_after(self, lock_files: Sequence[str]) -> None: ...
+
+    # In the caller's transaction
 
     @contextmanager
     def _bounded_wait(self, connection: Connection, insertion: Insertion) -> Generator[timedelta | None]:
@@ -158,6 +245,10 @@ class PostgresBackend(SqlBackend):
 
     def refuse_own_lock(self) -> None:
         """Postgres locks rows and not the database: the caller's own transaction is in nobody's way."""
+
+
+def _notify(hints: Sequence[str]) -> Steps[None]:
+    yield Call(_NOTIFY, {"channel": CHANNEL, "hints": hints})
 
 
 def _address(engine: Engine) -> str:

@@ -7,16 +7,14 @@ one round trip.
 from collections.abc import Sequence
 from datetime import timedelta
 
-from sqlalchemy.dialects.postgresql.asyncpg import dialect as asyncpg_dialect
-
 from queue_core.clock import Clock, to_microseconds
 from queue_core.model import KeyMode, NewJob
 
+from .postgres_sql import PostgresSql
 from .statement import Call, Statement
 from .tables import Tables
 
-# Durations are whole microseconds and not intervals, for which an application may have set a codec of its own.
-# The clock is read once, so that a row's times agree. The lock timeout is set in the statement itself and
+# The lock timeout is set in the statement itself and
 # for its transaction only: no round trip of its own, and nothing that a pooler would carry to somebody else.
 _INSERT = """
 WITH clock AS MATERIALIZED (
@@ -87,26 +85,23 @@ WHERE unique_key = ANY(CAST(:unique_keys AS text[]))
 """
 
 
-class PostgresEnqueue:
+class PostgresEnqueue(PostgresSql):
     """The `EnqueueSql` of Postgres."""
 
     def __init__(self, tables: Tables, clock: Clock | None) -> None:
-        dialect = asyncpg_dialect()
-        jobs = dialect.identifier_preparer.format_table(tables.jobs)
-        insert = _INSERT.format(jobs=jobs)
-        self._clock = clock
+        super().__init__(tables, clock)
         self._inserts: dict[KeyMode, Statement] = {
-            "keep": Statement(insert + _KEEP, dialect),
-            "replace": Statement(insert + _REPLACE, dialect),
-            "preserve_run_at": Statement(insert + _PRESERVE_RUN_AT, dialect),
+            "keep": self._statement(_INSERT + _KEEP),
+            "replace": self._statement(_INSERT + _REPLACE),
+            "preserve_run_at": self._statement(_INSERT + _PRESERVE_RUN_AT),
         }
-        self._find = Statement(_FIND.format(jobs=jobs), dialect)
+        self._find = self._statement(_FIND)
 
     def insert_jobs(self, mode: KeyMode, jobs: Sequence[NewJob], patience: timedelta | None) -> Call:
         return Call(
             self._inserts[mode],
             {
-                "now": None if self._clock is None else self._clock.now(),
+                "now": self._now(),
                 # At least a millisecond: 0 would mean to wait for ever.
                 "patience": None if patience is None else f"{max(1, to_microseconds(patience) // 1000)}ms",
                 "request_id": [job.request_id for job in jobs],

@@ -9,35 +9,56 @@ SQLITE_BUSY_SNAPSHOT, which no timeout waits for. Readers have connections of th
 import asyncio
 import logging
 import sqlite3
-from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, PoolProxiedConnection, event, text
+import msgspec
+from sqlalchemy import Connection, PoolProxiedConnection, event, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from queue_core.clock import Clock, SystemClock
 from queue_core.config import QueueConfig
 from queue_core.errors import ConfigurationError, TransactionOpen, UnsupportedDatabase, WrongDatabase
-from queue_core.model import Enqueued
+from queue_core.model import Claimed, JobTypeName, QueueName, Token, Wakeup, Worker, WorkerId
 
-from .base import AUTOCOMMIT, WRONG_DATABASE, SqlBackend
 from .engines import checkout, give_back, own_engine, turn
 from .insertion import Insertion
+from .keeping import Keeping
+from .looking import Looking
 from .own_transactions import OwnTransactions
+from .producing import AUTOCOMMIT, WRONG_DATABASE
+from .sqlite_changes import Changes
+from .sqlite_claim import SqliteClaim
 from .sqlite_enqueue import SqliteEnqueue
 from .sqlite_file import file_name, prepare_file
+from .sqlite_presence import Doorbell, LockFile, is_free, remove_free, ring
+from .sqlite_settle import SqliteSettle
+from .sqlite_upkeep import SqliteUpkeep
+from .steps import Steps
 
 _BUSY_TIMEOUT = timedelta(seconds=5)
 _OLDEST = (3, 35, 0)
 _SAFE = (3, 51, 3)
 
 _log = logging.getLogger(__name__)
+_names = msgspec.json.Decoder(list[str]).decode
+T = TypeVar("T")
 
 
-class SqliteBackend(SqlBackend):
+class _Equipment(NamedTuple):
+    """What one worker has outside the database."""
+
+    lock_file: LockFile
+    lock_name: str | None
+    doorbell: Doorbell
+    address: str | None
+
+
+class SqliteBackend(Keeping, Looking):
     """A queue in a SQLite file, through aiosqlite."""
 
     def __init__(self, engine: AsyncEngine, config: QueueConfig, clock: Clock | None) -> None:
@@ -45,7 +66,13 @@ class SqliteBackend(SqlBackend):
             raise ConfigurationError(f"schema={config.schema!r} is for Postgres; SQLite has none: leave it out")
         self._file = file_name(engine.url)
         super().__init__(engine, config)
-        self._enqueue_sql = SqliteEnqueue(clock or SystemClock())
+        time = clock or SystemClock()
+        self._enqueue_sql = SqliteEnqueue(time)
+        self._claim_sql = self._looking_sql = SqliteClaim(time, config.history)
+        self._settle_sql = SqliteSettle(time, config.history)
+        self._upkeep_sql = SqliteUpkeep(time, config.history)
+        self._last_was_empty = False
+        self._equipment: dict[WorkerId, _Equipment] = {}
         self._synchronous = config.synchronous
         self._creates = config.migrate
         self._path = Path()
@@ -55,6 +82,7 @@ class SqliteBackend(SqlBackend):
         self._write_turn = asyncio.Lock()
         self._pinned: PoolProxiedConnection | None = None
         self._own_transactions: OwnTransactions | None = None
+        self._changes = Changes(lambda: self._path, self._hub.announce_all)
 
     def _own_engine(self, begin: str, *, query_only: bool = False) -> AsyncEngine:
         engine = own_engine(self._users_engine)
@@ -107,6 +135,9 @@ class SqliteBackend(SqlBackend):
         if self._own_transactions is not None:
             self._own_transactions.close()
             self._own_transactions = None
+        for worker in list(self._equipment):
+            self._unequip(worker)
+        await self._changes.close()
         async with self._write_turn:
             await self._unpin(broken=False)
         for engine in (self._writer, self._readers):
@@ -151,10 +182,9 @@ class SqliteBackend(SqlBackend):
         if pinned is not None:
             await give_back(pinned, broken=broken)
 
-    async def _insert(self, insertion: Insertion, patience: timedelta, deadline: float) -> Sequence[Enqueued]:
+    async def _run(self, steps: Steps[T], deadline: float, *, transaction: bool) -> T:
         # A single statement is a transaction of its own, and takes the write lock as it starts.
-        async with self._write(deadline, transaction=not insertion.is_one_statement) as driver:
-            steps = insertion.steps(self._enqueue_sql, patience)
+        async with self._write(deadline, transaction=transaction) as driver:
             try:
                 statement, parameters = next(steps)
                 while True:
@@ -162,8 +192,71 @@ class SqliteBackend(SqlBackend):
                     rows = await driver.execute_fetchall(statement.driver_sql, statement.arguments(parameters))
                     statement, parameters = steps.send(rows)
             except StopIteration as stop:
-                answers: Sequence[Enqueued] = stop.value
-                return answers
+                answer: T = stop.value
+                return answer
+
+    # Claiming
+
+    async def claim(
+        self,
+        worker: Worker,
+        token: Token,
+        wanted: Mapping[QueueName, int],
+        job_types: Collection[JobTypeName],
+    ) -> Claimed:
+        claimed = await super().claim(worker, token, wanted, job_types)
+        self._last_was_empty = not claimed.jobs
+        return claimed
+
+    async def _may_find(self, wanted: Mapping[QueueName, int], job_types: Collection[JobTypeName]) -> bool:
+        # Even an empty claim takes the write lock of the whole file. Whoever found nothing looks first.
+        if not self._last_was_empty:
+            return True
+        return bool(await self._call(self._looking_sql.is_anything_pending(wanted, job_types), name="look for jobs"))
+
+    # Wake-ups
+
+    @asynccontextmanager
+    async def wakeups(self, queues: Collection[QueueName]) -> AsyncGenerator[AsyncIterator[Wakeup]]:
+        async with AsyncExitStack() as stack:
+            if self._telling is not None:
+                await stack.enter_async_context(self._changes.watched())
+            yield await stack.enter_async_context(self._hub.wakeups(queues))
+
+    async def _tell_others(self, queues: frozenset[QueueName]) -> None:
+        workers = self._tables.workers
+        live = select(workers.c.wakeup_address, workers.c.queues).where(
+            workers.c.stopped_at.is_(None), workers.c.wakeup_address.is_not(None)
+        )
+        own = {equipment.address for equipment in self._equipment.values()}
+        rows = await self._look(live)
+        addresses = {row["wakeup_address"] for row in rows if not queues.isdisjoint(_names(row["queues"]))}
+        ring(addresses - own)
+
+    # Workers
+
+    def _equip(self, worker: Worker) -> Worker:
+        equipment = self._equipment.get(worker.id)
+        if equipment is None:
+            lock_file = LockFile(self._path, worker.id)
+            doorbell = Doorbell(worker.id, partial(self._hub.announce, tuple(worker.queues)))
+            equipment = _Equipment(lock_file, lock_file.hold(), doorbell, doorbell.open())
+            self._equipment[worker.id] = equipment
+        return msgspec.structs.replace(worker, lock_file=equipment.lock_name, wakeup_address=equipment.address)
+
+    def _unequip(self, worker: WorkerId) -> None:
+        equipment = self._equipment.pop(worker, None)
+        if equipment is not None:
+            equipment.lock_file.let_go()
+            equipment.doorbell.close()
+
+    def _has_let_go(self, worker: Worker) -> bool:
+        return worker.lock_file is not None and is_free(self._path, worker.lock_file)
+
+    def _clean_up_after(self, lock_files: Sequence[str]) -> None:
+        remove_free(self._path, lock_files)
+
+    # In the caller's transaction
 
     def _compare_database(self, connection: Connection) -> None:
         opened = next((row[2] for row in connection.exec_driver_sql("PRAGMA database_list") if row[1] == "main"), "")

@@ -1,18 +1,15 @@
 """Enqueueing on SQLite: the statements, and how jobs become their parameters.
 
-The rows travel as one JSON text: one prepared statement whatever the size of the batch. Time is the
-process's, bound as a parameter.
+The rows travel as one JSON text, in the order of the batch.
 """
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-import msgspec
-from sqlalchemy.dialects.sqlite.aiosqlite import dialect as aiosqlite_dialect
-
 from queue_core.clock import Clock, to_microseconds
 from queue_core.model import KeyMode, NewJob
 
+from .sqlite_sql import SqliteSql, as_json
 from .statement import Call, Statement
 
 _INSERT = """
@@ -78,24 +75,21 @@ FROM queue_jobs
 WHERE unique_key IN (SELECT value FROM json_each(:unique_keys))
 """
 
-_encode = msgspec.json.Encoder().encode
 
-
-class SqliteEnqueue:
+class SqliteEnqueue(SqliteSql):
     """The `EnqueueSql` of SQLite."""
 
     def __init__(self, clock: Clock) -> None:
-        dialect = aiosqlite_dialect()
-        self._clock = clock
+        super().__init__(clock)
         self._inserts: dict[KeyMode, Statement] = {
-            "keep": Statement(_INSERT + _KEEP, dialect),
-            "replace": Statement(_INSERT + _REPLACE, dialect),
-            "preserve_run_at": Statement(_INSERT + _PRESERVE_RUN_AT, dialect),
+            "keep": self._statement(_INSERT + _KEEP),
+            "replace": self._statement(_INSERT + _REPLACE),
+            "preserve_run_at": self._statement(_INSERT + _PRESERVE_RUN_AT),
         }
-        self._find = Statement(_FIND, dialect)
+        self._find = self._statement(_FIND)
 
     def insert_jobs(self, mode: KeyMode, jobs: Sequence[NewJob], patience: timedelta | None) -> Call:
-        now = to_microseconds(self._clock.now())
+        now = self._now()
         rows = [
             (
                 job.request_id,
@@ -116,13 +110,10 @@ class SqliteEnqueue:
             )
             for job in jobs
         ]
-        return Call(self._inserts[mode], {"now": now, "rows": _encode(rows).decode()})
+        return Call(self._inserts[mode], {"now": now, "rows": as_json(rows)})
 
     def find_jobs(self, request_ids: Sequence[str], unique_keys: Sequence[str]) -> Call:
-        return Call(
-            self._find,
-            {"request_ids": _encode(request_ids).decode(), "unique_keys": _encode(unique_keys).decode()},
-        )
+        return Call(self._find, {"request_ids": as_json(request_ids), "unique_keys": as_json(unique_keys)})
 
 
 def _moment(at: datetime | None, after: timedelta | None, now: int) -> int | None:

@@ -127,7 +127,10 @@ def build_tables(schema: str | None = None) -> Tables:
 
 
 def _jobs(metadata: MetaData) -> Table:
-    """Jobs that are scheduled, pending or claimed; nothing finished is ever in here."""
+    """Jobs that are scheduled, pending or claimed; nothing finished is ever in here.
+
+    `errors` has the failures of earlier attempts: one JSON object a line, the newest last, ten at most.
+    """
     jobs = Table(
         "queue_jobs",
         metadata,
@@ -166,10 +169,12 @@ def _jobs(metadata: MetaData) -> Table:
             postgresql_where=text("unique_key IS NOT NULL"),
             sqlite_where=text("unique_key IS NOT NULL"),
         ),
-        # The claim's own order, to the letter: any other and a claim sorts the whole queue.
+        # The claim's own order, to the letter: any other and a claim sorts the whole queue. The type comes before it,
+        # because a worker must not wade through 100,000 jobs of types that it does not have.
         Index(
             "queue_jobs_pending",
             "queue",
+            "job_type",
             _descending("priority"),
             "available_at",
             "id",
@@ -179,6 +184,7 @@ def _jobs(metadata: MetaData) -> Table:
         # Future jobs apart: in the ready index 100,000 of them made a claim 16 times slower.
         Index(
             "queue_jobs_scheduled",
+            "queue",
             "available_at",
             postgresql_where=text("status = 'scheduled'"),
             sqlite_where=text("status = 'scheduled'"),
@@ -203,7 +209,10 @@ def _jobs(metadata: MetaData) -> Table:
 
 
 def _dead_jobs(metadata: MetaData) -> Table:
-    """Dead letters. `identity` is the job's unique key, or stands for its lineage: one entry per logical job."""
+    """Dead letters. `identity` is the job's unique key, or stands for its lineage: one entry per logical job.
+
+    A requeued job takes it as its unique key. `error` is the last failure, `errors` is what `queue_jobs` had in it.
+    """
     return Table(
         "queue_dead_jobs",
         metadata,
@@ -217,7 +226,6 @@ def _dead_jobs(metadata: MetaData) -> Table:
         Column("timeout", Span()),
         Column("backoff", Text),
         Column("key", Text),
-        Column("unique_key", Text),
         Column("tenant", Text),
         Column("context", Text),
         Column("headers", Text),

@@ -6,6 +6,7 @@ above it. For every method:
 - It is one transaction, and takes or returns a batch.
 - Time is the backend's: the database's clock on Postgres, the process's on SQLite, or the clock that the
   backend was opened with. No method takes a `now`.
+- A job that is pending is due. One whose time has not come is scheduled, until it is promoted.
 - A write about a claimed job names its `Claim`. When the job has since been taken away the write changes
   nothing for it, and the answer says so; it is not an error.
 - A write runs to its end when its caller is cancelled.
@@ -13,7 +14,7 @@ above it. For every method:
   later. Methods that are safe to repeat repeat themselves for a bounded time first.
 - After any error the connection goes back with no open transaction.
 
-The parts are cut by who calls them: a producer, a worker, the maintenance services, an operator.
+The parts are cut by who calls them: a producer, a worker, the maintenance services, an operator who acts or looks.
 `tests/conformance` is the definition in code, and runs on every backend.
 """
 
@@ -26,9 +27,11 @@ from sqlalchemy import Connection
 
 from queue_core.model import (
     Beat,
+    CancelStatus,
     Claim,
-    ClaimedJob,
+    Claimed,
     Enqueued,
+    Holder,
     JobId,
     JobTypeName,
     NewJob,
@@ -80,45 +83,54 @@ class JobStore(Producer, Protocol):
 
     async def claim(
         self,
-        worker: WorkerId,
+        worker: Worker,
         token: Token,
         wanted: Mapping[QueueName, int],
         job_types: Collection[JobTypeName],
-    ) -> Sequence[ClaimedJob]:
-        """Take due jobs of these types, at most so many of each queue, by priority, `available_at` and id.
+    ) -> Claimed:
+        """Take pending jobs of these types, at most so many of each queue, by priority, `available_at` and id.
 
-        Attempt, owner, token and deadline are set and the worker's lease is renewed in the same transaction. The
-        token is made by the caller and registered there *before* the call: it finds the rows again when the answer
-        was lost. Paused queues give nothing; a job past its `expires_at` is ended instead of claimed.
+        Attempt, owner, token and deadline are set, and the worker's row is written or renewed when it is missing or
+        has used up half of its lease, in the same transaction. The token is made by the caller, for this call alone,
+        and registered there *before* the call: it finds the rows again when the answer was lost. Paused queues give
+        nothing. A job that has expired before its first start, or was called off, is ended instead of claimed, and
+        takes nobody's room: the claim goes on, in a further transaction. A claim whose caller is cancelled gives
+        back what it took.
         """
         ...
 
     async def settle(self, outcomes: Sequence[Outcome]) -> frozenset[JobId]:
         """Record a mixed batch of outcomes; returns the jobs that still held their claim.
 
-        It can't fail on content. A repetition after a lost answer that finds no row counts as settled.
+        It can't fail on content. Parking writes the dead letter and removes the job; a success removes the dead
+        letter of the same identity too. A job that would go again but was called off meanwhile is pending at once,
+        for a claim to end it. A repetition after a lost answer that finds no row counts as settled.
         """
         ...
 
-    async def beat(self, worker: WorkerId, held: Collection[Claim], pending_tokens: Collection[Token]) -> Beat:
+    async def extend(self, claims: Collection[Claim], timeout: timedelta) -> frozenset[JobId]:
+        """Let the time limit of these jobs end that long from now; returns those that still held their claim."""
+        ...
+
+    async def beat(self, worker: Worker, held: Collection[Claim], pending_tokens: Collection[Token]) -> Beat:
         """Renew the worker's lease.
 
         Returns the claims that are no longer ours and the ones that an operator asked to stop; both have to be
         stopped by the caller. Rows claimed by this worker that are neither held nor of a token whose answer is
-        still out are released and reported as unknown. Called from one thread only.
+        still out are released and reported as unknown. `held` and `pending_tokens` have to be of one moment.
         """
         ...
 
     async def next_due(self, queues: Collection[QueueName]) -> timedelta | None:
-        """How long until the next job of these queues is due; None when there is none."""
+        """How long until the next scheduled job of these queues is due, zero when it is; None when there is none."""
         ...
 
 
 class Upkeep(Protocol):
-    """What the maintenance services need. Each is called until it returns less than its limit."""
+    """What the maintenance services need. What has a limit is called until it did less than that."""
 
-    async def register_worker(self, worker: Worker) -> None:
-        """Write the worker's row with a fresh lease."""
+    async def register_worker(self, worker: Worker) -> Worker:
+        """Write the worker's row with a fresh lease. Returns it as it has to be named from now on."""
         ...
 
     async def forget_worker(self, worker: WorkerId) -> None:
@@ -126,23 +138,52 @@ class Upkeep(Protocol):
         ...
 
     async def reap(self, queues: Collection[QueueName], *, limit: int) -> Reaped:
-        """Take back the claims of workers whose lease ran out, the worker's row locked first."""
+        """Take back the claims of these queues whose worker's lease ran out, the worker's row locked first.
+
+        Also those whose worker has stopped or has no row, and those that are well past their own time limit. Each
+        counts as a crash; without attempts left the job is parked. Writes nothing when there is nothing to take.
+        """
         ...
 
-    async def sweep_orphans(self, queues: Collection[QueueName], dead: Collection[WorkerId], *, park: bool) -> Reaped:
-        """Take back the claims of workers that are proved dead, whatever their lease says."""
+    async def holders(self, queues: Collection[QueueName]) -> Sequence[Holder]:
+        """The workers that hold claims of these queues."""
         ...
 
-    async def promote(self, *, limit: int) -> int:
-        """Make scheduled jobs that are due pending."""
+    async def sweep_orphans(
+        self, queues: Collection[QueueName], dead: Collection[WorkerId], *, park: bool, limit: int
+    ) -> Reaped:
+        """Take back the claims of workers that are proved dead, whatever their lease says, and mark them stopped.
+
+        Each counts as a crash; without attempts left, or with `park`, the job is parked.
+        """
+        ...
+
+    async def promote(self, queues: Collection[QueueName], *, limit: int) -> int:
+        """Make scheduled jobs of these queues that are due pending."""
         ...
 
     async def prune(self, *, older_than: timedelta, limit: int) -> int:
-        """Delete history, fired ticks and rows of stopped workers of that age."""
+        """Delete history, fired ticks (never a schedule's last) and rows of workers that ended that long ago."""
         ...
 
     async def enqueue_tick(self, schedule: str, tick_at: datetime, job: NewJob) -> Enqueued | None:
         """Enqueue the job of one tick; None when that tick has fired already."""
+        ...
+
+
+class Control(Protocol):
+    """What an operator may do to queues and jobs."""
+
+    async def pause(self, queue: QueueName, *, reason: str | None = None) -> bool:
+        """Let nobody claim from the queue; False when it was paused already (the reason is then the new one)."""
+        ...
+
+    async def resume(self, queue: QueueName) -> bool:
+        """Let workers claim from the queue again; False when it was not paused."""
+        ...
+
+    async def cancel(self, job_id: JobId) -> CancelStatus | None:
+        """End a job that waits; ask the worker of one that runs to stop it. None when there is no such job."""
         ...
 
 
@@ -158,7 +199,7 @@ class Inspection(Protocol):
         ...
 
 
-class Backend(Producer, Inspection, Protocol):
+class Backend(JobStore, Upkeep, Control, Inspection, Protocol):
     """An open database: what `connect` returns."""
 
     async def open(self, *, migrate: bool) -> None:

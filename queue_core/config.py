@@ -1,13 +1,17 @@
 """The settings of a queue, with their defaults, in one place."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, TypeAlias, TypedDict, cast
 
-from queue_core.checks import Duration, check_duration, check_identifier, check_int, shown
+from queue_core.checks import Duration, check_duration, check_identifier, check_int, check_name, shown
 from queue_core.errors import ConfigurationError
 from queue_core.job import unknown_option
 from queue_core.payload import MAX_PAYLOAD
+
+History: TypeAlias = bool | Collection[str]
+"""Whose finished jobs are kept: nobody's, everybody's, or those of the named queues."""
 
 
 class QueueSettings(TypedDict, total=False):
@@ -19,6 +23,8 @@ class QueueSettings(TypedDict, total=False):
     synchronous: Literal["full", "normal"]
     give_up_after: Duration
     key_patience: Duration
+    history: History
+    notify: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +44,10 @@ class QueueConfig:
     transaction, before it raises `BackendUnavailable`."""
     key_patience: timedelta = timedelta(milliseconds=200)
     """How long enqueues with a key share a wait for a key that an open transaction holds, before each is on its own."""
+    history: History = False
+    """Whether finished jobs are kept in the history: of no queue, of all (True), or of the named ones."""
+    notify: bool = True
+    """Whether other processes are told of new jobs at once. Without, their workers find them at the next poll."""
 
     @classmethod
     def of(cls, settings: QueueSettings) -> "QueueConfig":
@@ -55,5 +65,14 @@ class QueueConfig:
         # Seconds are taken too; inside they are always a timedelta.
         for field in ("give_up_after", "key_patience"):
             object.__setattr__(self, field, check_duration(getattr(self, field), field, zero=False))
+        if not isinstance(self.history, bool):
+            if isinstance(self.history, str) or not isinstance(self.history, Collection):
+                raise ConfigurationError(
+                    f"history must be True, False or a collection of queue names, got {shown(self.history)}"
+                )
+            names = frozenset(check_name(name, "history") for name in self.history)
+            object.__setattr__(self, "history", names)
+        if not isinstance(self.notify, bool):
+            raise ConfigurationError(f"notify must be True or False, got {shown(self.notify)}")
         if self.synchronous not in ("full", "normal"):
             raise ConfigurationError(f"synchronous must be 'full' or 'normal', got {shown(self.synchronous)}")

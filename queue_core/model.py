@@ -103,8 +103,18 @@ class ClaimedJob(Struct, frozen=True, kw_only=True):
     runs_alone: bool
 
 
+class Claimed(Struct, frozen=True):
+    """The answer to a claim: the jobs to run, in their order, and how many were ended instead.
+
+    Ended are those that had expired before they were first started, and those that an operator had called off.
+    """
+
+    jobs: Sequence[ClaimedJob] = ()
+    ended: int = 0
+
+
 class Failure(Struct, frozen=True, kw_only=True):
-    """What went wrong in one attempt: cleaned and capped, so that recording it can't fail."""
+    """What went wrong in one attempt. Whatever the texts hold is stored, cleaned and cut to size."""
 
     attempt: int
     kind: str
@@ -135,6 +145,7 @@ class Parked(Struct, frozen=True):
     claim: Claim
     failure: Failure
     reason: str
+    parked_by: str = "worker"
 
 
 class Snoozed(Struct, frozen=True):
@@ -161,7 +172,10 @@ Outcome: TypeAlias = Succeeded | Retried | Parked | Snoozed | Cancelled | Releas
 
 
 class Worker(Struct, frozen=True, kw_only=True):
-    """Who holds claims: one start of one worker loop, and what proves that its process is still there."""
+    """Who holds claims: one start of one worker loop, and what proves that its process is still there.
+
+    `wakeup_address` and `lock_file` are the backend's: `register_worker` fills them in where it has them.
+    """
 
     id: WorkerId
     host: str
@@ -173,6 +187,20 @@ class Worker(Struct, frozen=True, kw_only=True):
     queues: Sequence[QueueName]
     job_types: Sequence[JobTypeName]
     lease: timedelta
+    wakeup_address: str | None = None
+    lock_file: str | None = None
+
+
+class Holder(Struct, frozen=True):
+    """A worker that holds claims, and what the database knows about its end.
+
+    `stopped`: it said so itself. `let_go`: the lock that its process held on a file beside the database is free.
+    """
+
+    worker: Worker
+    lease_until: datetime
+    stopped: bool
+    let_go: bool
 
 
 class Beat(Struct, frozen=True):
@@ -184,10 +212,23 @@ class Beat(Struct, frozen=True):
 
 
 class Reaped(Struct, frozen=True):
-    """How many claims of silent or dead workers were taken back, and what became of the jobs."""
+    """The claims of silent or dead workers that were taken back, and what became of the jobs.
 
-    requeued: int
-    parked: int
+    A parked job is told as it was while it was claimed: with its payload, and the attempt that was its last.
+    """
+
+    requeued: Sequence[JobId] = ()
+    parked: Sequence["StoredJob"] = ()
+
+    def __len__(self) -> int:
+        return len(self.requeued) + len(self.parked)
+
+
+class CancelStatus(StrEnum):
+    """What a request to cancel did: the job was waiting and is gone, or its worker will be told to stop it."""
+
+    CANCELLED = "cancelled"
+    REQUESTED = "requested"
 
 
 class Wakeup(Struct, frozen=True):

@@ -158,8 +158,8 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 async def backend(engine: AsyncEngine, clock: ManualClock) -> AsyncGenerator[Backend]:
-    """The seam, with a clock that the test moves."""
-    backend = connect(engine, QueueConfig(), clock)
+    """The seam, with a clock that the test moves; in its own process only, so that what a test counts is its own."""
+    backend = connect(engine, QueueConfig(notify=False), clock)
     await backend.open(migrate=True)
     yield backend
     await backend.close()

@@ -129,10 +129,10 @@ def _create_jobs(op: Operations, schema: str | None) -> None:
         ("queue_jobs_unique_key", ["unique_key"], "unique_key IS NOT NULL"),
         (
             "queue_jobs_pending",
-            ["queue", sa.text("priority DESC"), "available_at", "id"],
+            ["queue", "job_type", sa.text("priority DESC"), "available_at", "id"],
             "status = 'pending'",
         ),
-        ("queue_jobs_scheduled", ["available_at"], "status = 'scheduled'"),
+        ("queue_jobs_scheduled", ["queue", "available_at"], "status = 'scheduled'"),
         ("queue_jobs_claimed", ["worker_id", "claim_token"], "status = 'claimed'"),
     ]
     for name, columns, condition in partial:
@@ -160,7 +160,6 @@ def _create_dead_jobs(op: Operations, schema: str | None) -> None:
         sa.Column("timeout", sa.BigInteger()),
         sa.Column("backoff", sa.Text()),
         sa.Column("key", sa.Text()),
-        sa.Column("unique_key", sa.Text()),
         sa.Column("tenant", sa.Text()),
         sa.Column("context", sa.Text()),
         sa.Column("headers", sa.Text()),

@@ -147,7 +147,7 @@ async def test_a_cancelled_close_closes_all_the_same(engine: AsyncEngine, databa
 @pytest.mark.sqlite_only("Postgres has no lock that a caller could hold against itself")
 async def test_inside_a_transaction_that_has_only_read_an_enqueue_is_still_one_statement(engine: AsyncEngine) -> None:
     spy = Spy(engine)
-    async with Queue(engine, jobs=[Note]) as queue, engine.connect() as connection:
+    async with Queue(engine, jobs=[Note], notify=False) as queue, engine.connect() as connection:
         await queue.enqueue(Note())
         await connection.execute(text("SELECT count(*) FROM queue_jobs"))
         spy.reset()

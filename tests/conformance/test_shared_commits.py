@@ -17,7 +17,7 @@ from tests.support.spy import Spy
 
 async def test_five_thousand_concurrent_enqueues_are_a_few_commits(engine: AsyncEngine, database: Database) -> None:
     spy = Spy(engine)
-    async with Queue(engine, jobs=[Note]) as queue:
+    async with Queue(engine, jobs=[Note], notify=False) as queue:
         spy.reset()
         answers = await asyncio.gather(
             *(queue.enqueue(Note(), key=f"k{number}" if number % 2 else None) for number in range(5_000))
@@ -30,7 +30,7 @@ async def test_five_thousand_concurrent_enqueues_are_a_few_commits(engine: Async
 
 async def test_a_lone_enqueue_is_one_commit_and_waits_for_no_company(engine: AsyncEngine) -> None:
     spy = Spy(engine)
-    async with Queue(engine, jobs=[Note]) as queue:
+    async with Queue(engine, jobs=[Note], notify=False) as queue:
         await queue.enqueue(Note())
         spy.reset()
         await queue.enqueue(Note())

@@ -47,6 +47,8 @@ class _Watcher:
         self.on_statement(record.query)
 
     def on_statement(self, sql: str) -> None:
+        if "typeinfo_tree" in sql or "'jit'" in sql:
+            return  # asyncpg learns the types of a new connection
         self._spy.statements.append(sql)
         word = sql.split(None, 1)[0].rstrip(";").upper() if sql.strip() else ""
         if word == "BEGIN":
