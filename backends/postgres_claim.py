@@ -1,4 +1,4 @@
-"""Claiming, extending and beating on Postgres: each is one statement, and with it one transaction.
+"""Claiming, extending and beating on Postgres: a claim is one statement, and with it one transaction.
 
 A claim looks at the front of each queue and type, without locks, to see how the rooms of a queue are
 shared out among the types; then it takes that many of each, and skips what others hold. So it locks no
@@ -52,7 +52,7 @@ WITH clock AS MATERIALIZED (
     + _WORKER_ROW
     + """
     ON CONFLICT (id) DO UPDATE
-    SET lease_until = excluded.lease_until, stopped_at = NULL, queues = excluded.queues,
+    SET lease = excluded.lease, lease_until = excluded.lease_until, stopped_at = NULL, queues = excluded.queues,
         job_types = excluded.job_types, wakeup_address = excluded.wakeup_address, lock_file = excluded.lock_file
 """
 )
@@ -184,18 +184,19 @@ WHERE jobs.id = held.id AND jobs.claim_token IS NOT DISTINCT FROM held.token AND
 RETURNING jobs.id
 """
 
-_BEAT = (
+_RENEW = (
     """
 WITH clock AS MATERIALIZED (
     SELECT coalesce(CAST(:now AS timestamptz), clock_timestamp()) AS now
-),
-renewed AS (
+)
 """
     + _WORKER_ROW
     + _RENEWING
-    + """
-),
-held AS MATERIALIZED (
+)
+
+# After the renewal and not with it: that may have waited for a reaper, and has to see what the reaper took.
+_COMPARE = """
+WITH held AS MATERIALIZED (
     SELECT held.id, held.token
     FROM unnest(CAST(:ids AS bigint[]), CAST(:tokens AS uuid[])) AS held (id, token)
 ),
@@ -218,7 +219,6 @@ SELECT mine.id, CAST(mine.claim_token AS text), mine.to_cancel, released.queue
 FROM mine
 LEFT JOIN released ON released.id = mine.id
 """
-)
 
 _NEXT_DUE = """
 SELECT CAST(
@@ -250,7 +250,8 @@ class PostgresClaim(PostgresSql):
         self._find_claimed = self._statement(_FIND_CLAIMED)
         self._give_back = self._statement(_GIVE_BACK)
         self._extend = self._statement(_EXTEND)
-        self._beat = self._statement(_BEAT)
+        self._renew = self._statement(_RENEW)
+        self._compare = self._statement(_COMPARE)
         self._next_due = self._statement(_NEXT_DUE)
 
     def register_worker(self, worker: Worker) -> Call:
@@ -285,8 +286,9 @@ class PostgresClaim(PostgresSql):
         return Call(self._extend, {"now": self._now(), "timeout": to_microseconds(timeout), **_columns(claims)})
 
     def beat(self, worker: Worker, held: Sequence[Claim], pending_tokens: Collection[Token]) -> Steps[Beaten]:
-        parameters = {**self._row_of(worker), **_columns(held), "pending": list(pending_tokens)}
-        rows = yield Call(self._beat, parameters)
+        yield Call(self._renew, self._row_of(worker))
+        known = {"worker": worker.id, **_columns(held), "pending": list(pending_tokens)}
+        rows = yield Call(self._compare, known)
         mine = {Claim(JobId(job_id), Token(token)): to_cancel for job_id, token, to_cancel, _ in rows}
         released = {Claim(JobId(job_id), Token(token)): queue for job_id, token, _, queue in rows if queue is not None}
         return read_beat(held, mine, released)

@@ -79,6 +79,7 @@ SELECT CAST(jobs.claim_token AS text),
             WHEN workers.stopped_at IS NOT NULL THEN 'stopped'
             ELSE 'silent'
        END,
+       jobs.cancel_requested_at IS NOT NULL,
        clock.now,
        jobs.id, jobs.job_type, jobs.queue, jobs.status, jobs.payload, jobs.priority, jobs.attempt, jobs.max_attempts,
        jobs.crashes, jobs.timeout, jobs.backoff, jobs.key, jobs.unique_key, jobs.tenant, jobs.context, jobs.headers,
@@ -272,9 +273,9 @@ class PostgresUpkeep(PostgresSql):
 
     def read_abandoned(self, rows: Rows) -> Sequence[Abandoned]:
         found: list[Abandoned] = []
-        for token, cause, seen_at, *columns in rows:
+        for token, cause, called_off, seen_at, *columns in rows:
             job = driver_job(columns, same_instant)
-            found.append(Abandoned(job, Claim(job.id, Token(token)), cause, seen_at))
+            found.append(Abandoned(job, Claim(job.id, Token(token)), cause, called_off, seen_at))
         return found
 
     def promote(self, queues: Collection[QueueName], limit: int) -> Call:

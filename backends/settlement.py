@@ -6,7 +6,7 @@ for all jobs of a batch, and the whole batch is one transaction.
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import NamedTuple, Protocol, assert_never
+from typing import Final, NamedTuple, Protocol, assert_never
 
 from queue_core.failures import RecordedFailure, record, storable
 from queue_core.model import (
@@ -23,6 +23,8 @@ from queue_core.model import (
 )
 
 from .steps import Steps
+
+_LONGEST: Final = timedelta(days=36_500)
 
 
 class Ended(NamedTuple):
@@ -94,9 +96,9 @@ class Settlement:
             case Cancelled(claim, reason):
                 self._ended.append(Ended(claim, False, None, storable(reason)))
             case Retried(claim, failure, retry_after):
-                self._again.append(Again(claim, retry_after, 0, crashed, record(failure).line))
+                self._again.append(Again(claim, _bounded(retry_after), 0, crashed, record(failure).line))
             case Snoozed(claim, snooze_for):
-                self._again.append(Again(claim, snooze_for, 1, 0, None))
+                self._again.append(Again(claim, _bounded(snooze_for), 1, 0, None))
             case Released(claim):
                 self._again.append(Again(claim, None, 1, 0, None))
             case Parked(claim, failure, reason, parked_by):
@@ -118,3 +120,8 @@ class Settlement:
         if self._parked:
             held += yield from sql.park(self._parked)
         return Settled(frozenset(held), frozenset(woken))
+
+
+def _bounded(wait: timedelta) -> timedelta:
+    """A wait that gives a time which both databases and Python can hold: a settle can't fail on content."""
+    return min(max(wait, timedelta(0)), _LONGEST)

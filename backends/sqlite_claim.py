@@ -38,8 +38,8 @@ _REGISTER = (
     + """
 WHERE true
 ON CONFLICT (id) DO UPDATE
-SET lease_until = excluded.lease_until, stopped_at = NULL, queues = excluded.queues, job_types = excluded.job_types,
-    wakeup_address = excluded.wakeup_address, lock_file = excluded.lock_file
+SET lease = excluded.lease, lease_until = excluded.lease_until, stopped_at = NULL, queues = excluded.queues,
+    job_types = excluded.job_types, wakeup_address = excluded.wakeup_address, lock_file = excluded.lock_file
 """
 )
 

@@ -36,11 +36,11 @@ class LockFile:
         """Make and lock it; returns its name, or None where the system has no such locks."""
         if sys.platform == "win32":
             return None
-        self._descriptor = os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
+            self._descriptor = os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            # A file system without such locks: nothing is proved by it, and the lease decides.
+            # A name too long, a file system without such locks: nothing is proved by it, and the lease decides.
             self.let_go()
             return None
         return self.path.name

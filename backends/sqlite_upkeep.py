@@ -63,6 +63,7 @@ SELECT jobs.claim_token,
             WHEN workers.stopped_at IS NOT NULL THEN 'stopped'
             ELSE 'silent'
        END,
+       jobs.cancel_requested_at IS NOT NULL,
        jobs.id, jobs.job_type, jobs.queue, jobs.status, jobs.payload, jobs.priority, jobs.attempt, jobs.max_attempts,
        jobs.crashes, jobs.timeout, jobs.backoff, jobs."key", jobs.unique_key, jobs.tenant, jobs.context, jobs.headers,
        jobs.created_at, jobs.available_at, jobs.expires_at, jobs.claimed_at, jobs.deadline_at, jobs.worker_id
@@ -230,9 +231,9 @@ class SqliteUpkeep(SqliteSql):
     def read_abandoned(self, rows: Rows) -> Sequence[Abandoned]:
         seen_at = self._clock.now()
         found: list[Abandoned] = []
-        for token, cause, *columns in rows:
+        for token, cause, called_off, *columns in rows:
             job = driver_job(columns, instant)
-            found.append(Abandoned(job, Claim(job.id, Token(token)), cause, seen_at))
+            found.append(Abandoned(job, Claim(job.id, Token(token)), cause, bool(called_off), seen_at))
         return found
 
     def _limits(self) -> dict[str, int]:

@@ -7,12 +7,14 @@ server finishes after we have looked) the next beat finds and releases.
 """
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
+
+from sqlalchemy import select
 
 from queue_core.errors import BackendError
 from queue_core.model import (
@@ -24,6 +26,9 @@ from queue_core.model import (
     JobTypeName,
     Outcome,
     QueueName,
+    Released,
+    Retried,
+    Snoozed,
     Token,
     Worker,
     WorkerId,
@@ -39,12 +44,14 @@ from .settlement import Settled, Settlement, SettleSql
 from .statement import Call
 from .steps import Steps
 
+_MOST_ROUNDS: Final = 100
+
 
 class ClaimSql(Protocol):
     """A dialect's statements."""
 
     one_statement: bool
-    """Whether a claim and a beat are a single statement each, and so a transaction by themselves."""
+    """Whether a claim is a single statement, and so a transaction by itself."""
 
     def register_worker(self, worker: Worker) -> Call: ...
 
@@ -102,17 +109,21 @@ class Storing(SqlBase):
     ) -> Claimed:
         jobs: list[ClaimedJob] = []
         ended = 0
-        rounds = [job_types]
-        while rounds and (left := _left(rooms, jobs)):
-            types = rounds.pop()
+        rounds = deque([job_types])
+        # Not for ever: whoever has ended many jobs and claimed none comes again.
+        for _ in range(_MOST_ROUNDS):
+            left = _left(rooms, jobs)
+            if not rounds or not left:
+                break
+            types = rounds.popleft()
             taken = await self._claim_once(worker, token, left, types, known={job.claim.job_id for job in jobs})
             jobs += taken.jobs
             ended += taken.ended
             if taken.ended:
                 # They have taken the place of others that can be run.
-                rounds.append(types)
+                rounds.appendleft(types)
             elif taken.is_short and len(types) > 1:
-                rounds += [[job_type] for job_type in types]
+                rounds.extend([job_type] for job_type in types)
         return Claimed(in_claim_order(jobs), ended)
 
     async def _claim_once(
@@ -165,10 +176,22 @@ class Storing(SqlBase):
 
         settled = await self._repeat(run)
         self._announce(settled.woken)
-        if not is_sure:
-            # An earlier try may have been carried out, with only its answer lost: then there is nothing to find.
-            return frozenset(outcome.claim.job_id for outcome in outcomes)
-        return settled.jobs
+        return settled.jobs if is_sure else settled.jobs | await self._settled_before(outcomes)
+
+    async def _settled_before(self, outcomes: Sequence[Outcome]) -> frozenset[JobId]:
+        """Of outcomes whose answer was lost once: those that an earlier try may have recorded.
+
+        Where it left no row there is none to find now. A job that goes again may have been claimed by others since.
+        """
+        jobs = self._tables.jobs
+        ids = [outcome.claim.job_id for outcome in outcomes]
+        live = {row["id"] for row in await self._look(select(jobs.c.id).where(jobs.c.id.in_(ids)))}
+        again = Retried | Snoozed | Released
+        return frozenset(
+            outcome.claim.job_id
+            for outcome in outcomes
+            if outcome.claim.job_id not in live or isinstance(outcome, again)
+        )
 
     async def extend(self, claims: Collection[Claim], timeout: timedelta) -> frozenset[JobId]:
         if not claims:
@@ -180,7 +203,7 @@ class Storing(SqlBase):
 
     async def beat(self, worker: Worker, held: Collection[Claim], pending_tokens: Collection[Token]) -> Beat:
         steps = partial(self._claim_sql.beat, worker, list(held), list(pending_tokens))
-        beaten = await self._perform(steps, name="beat", transaction=not self._claim_sql.one_statement)
+        beaten = await self._perform(steps, name="beat", transaction=True)
         self._announce(beaten.woken)
         return beaten.beat
 

@@ -36,6 +36,7 @@ class Abandoned(NamedTuple):
     job: StoredJob
     claim: Claim
     cause: str
+    called_off: bool
     seen_at: datetime
 
 
@@ -63,6 +64,7 @@ def take_back(abandoned: Sequence[Abandoned], sql: SettleSql, *, taken_by: str, 
 def _outcome(each: Abandoned, taken_by: str, *, park: bool) -> Outcome:
     kind, message = _KINDS[each.cause]
     failure = crash(each.job, kind, message, each.seen_at)
-    if park or each.job.attempt >= each.job.max_attempts:
+    # One that was called off goes back into the queue instead, where the next claim ends it.
+    if not each.called_off and (park or each.job.attempt >= each.job.max_attempts):
         return Parked(each.claim, failure, message, taken_by)
     return Retried(each.claim, failure, timedelta(0))

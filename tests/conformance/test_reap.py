@@ -546,3 +546,21 @@ async def test_a_clock_that_jumps_back_takes_nothing_from_anybody(backend: Backe
     clock.advance(LEASE / 4)
     assert await reap(backend) == []
     assert await backend.settle([Succeeded(job.claim)]) == {job.claim.job_id}
+
+
+@pytest.mark.parametrize("way", ["reap", "sweep"])
+async def test_a_job_called_off_in_its_last_attempt_is_no_dead_letter(
+    backend: Backend, clock: ManualClock, database: Database, way: str
+) -> None:
+    worker = new_worker()
+    await backend.enqueue_many([new_job(max_attempts=1)])
+    (job,) = await claim(backend, worker)
+    await backend.cancel(job.claim.job_id)
+    if way == "reap":
+        clock.advance(LEASE + timedelta(seconds=1))
+        await backend.reap(["notes"], limit=10)
+    else:
+        await backend.sweep_orphans(["notes"], [worker.id], park=True, limit=10)
+    taken = await backend.claim(new_worker(), new_token(), {"notes": 1}, ["Note"])
+    assert (taken.jobs, taken.ended) == ([], 1)
+    assert (database.count(), database.count("queue_dead_jobs")) == (0, 0)

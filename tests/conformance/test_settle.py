@@ -612,3 +612,14 @@ async def test_a_job_that_is_not_there_is_not_in_the_answer(backend: Backend) ->
     nowhere = Claim(JobId(4711), new_token())
     assert await backend.settle([make(nowhere) for make in AT_ONCE.values()]) == frozenset()
     assert await backend.extend([nowhere], SECOND) == frozenset()
+
+
+@pytest.mark.parametrize("name", ["retried", "snoozed"])
+async def test_a_wait_without_end_is_one_of_a_hundred_years(backend: Backend, clock: ManualClock, name: str) -> None:
+    job = await claimed(backend)
+    endless = timedelta.max
+    outcome = Retried(job.claim, failure(), endless) if name == "retried" else Snoozed(job.claim, endless)
+    assert await backend.settle([outcome]) == {job.claim.job_id}
+    stored = await backend.get(job.claim.job_id)
+    assert stored is not None
+    assert stored.available_at == clock.now() + timedelta(days=36_500)
