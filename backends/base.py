@@ -126,8 +126,8 @@ class SqlBase(ABC):
 
         return await finish(self._repeat(run), name=f"queue-core {name}", among=self._writing)
 
-    async def _call(self, call: Call, *, name: str) -> Rows:
-        """One statement, which is a transaction by itself."""
+    async def _call(self, call: Callable[[], Call], *, name: str) -> Rows:
+        """One statement, which is a transaction by itself. Made when its turn comes, so that its time is right."""
         return await self._perform(partial(_one, call), name=name, transaction=False)
 
     async def _look(self, statement: Executable) -> Sequence[RowMapping]:
@@ -162,8 +162,8 @@ class SqlBase(ABC):
             pause = min(pause * 2, _LONGEST_PAUSE)
 
 
-def _one(call: Call) -> Steps[Rows]:
-    return (yield call)
+def _one(call: Callable[[], Call]) -> Steps[Rows]:
+    return (yield call())
 
 
 def time_left(deadline: float) -> float:

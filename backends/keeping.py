@@ -97,11 +97,11 @@ class Keeping(Producing, Storing):
 
     async def register_worker(self, worker: Worker) -> Worker:
         equipped = self._equip(worker)
-        await self._call(self._claim_sql.register_worker(equipped), name="register")
+        await self._call(partial(self._claim_sql.register_worker, equipped), name="register")
         return equipped
 
     async def forget_worker(self, worker: WorkerId) -> None:
-        await self._call(self._upkeep_sql.stop_worker(worker), name="forget")
+        await self._call(partial(self._upkeep_sql.stop_worker, worker), name="forget")
         self._unequip(worker)
 
     @abstractmethod
@@ -132,7 +132,9 @@ class Keeping(Producing, Storing):
     # Claims that nobody vouches for
 
     async def reap(self, queues: Collection[QueueName], *, limit: int) -> Reaped:
-        if not queues or not await self._call(self._upkeep_sql.is_abandoned(queues), name="look for silent workers"):
+        if not queues or not await self._call(
+            partial(self._upkeep_sql.is_abandoned, queues), name="look for silent workers"
+        ):
             return Reaped()
         return await self._take_back(partial(self._reap, queues, limit), name="reap")
 
@@ -167,7 +169,7 @@ class Keeping(Producing, Storing):
     async def promote(self, queues: Collection[QueueName], *, limit: int) -> int:
         if not queues:
             return 0
-        rows = await self._call(self._upkeep_sql.promote(queues, limit), name="promote")
+        rows = await self._call(partial(self._upkeep_sql.promote, queues, limit), name="promote")
         self._announce(frozenset(row[0] for row in rows))
         return len(rows)
 
@@ -211,7 +213,7 @@ class Keeping(Producing, Storing):
         return await self._perform(steps, name="pause", transaction=not self._upkeep_sql.one_statement)
 
     async def resume(self, queue: QueueName) -> bool:
-        resumed = await self._call(self._upkeep_sql.resume(queue), name="resume")
+        resumed = await self._call(partial(self._upkeep_sql.resume, queue), name="resume")
         if resumed:
             self._announce([queue])
         return bool(resumed)

@@ -11,8 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-import msgspec
-
 from queue_core.clock import Clock, to_microseconds
 from queue_core.config import History
 from queue_core.model import Claim, ClaimedJob, JobId, JobTypeName, QueueName, Token, Worker, WorkerId
@@ -20,7 +18,7 @@ from queue_core.model import Claim, ClaimedJob, JobId, JobTypeName, QueueName, T
 from .beating import Beaten, read_beat
 from .claiming import Taken
 from .postgres_sql import PostgresSql, same_instant
-from .rows import claimed_job
+from .rows import claimed_job, worker_row
 from .statement import Call
 from .steps import Steps
 from .tables import Tables
@@ -235,8 +233,6 @@ CROSS JOIN LATERAL (
 ) AS next
 """
 
-_encode = msgspec.json.Encoder().encode
-
 
 class PostgresClaim(PostgresSql):
     """The `ClaimSql` of Postgres."""
@@ -255,7 +251,7 @@ class PostgresClaim(PostgresSql):
         self._next_due = self._statement(_NEXT_DUE)
 
     def register_worker(self, worker: Worker) -> Call:
-        return Call(self._register, self._row_of(worker))
+        return Call(self._register, {"now": self._now(), **worker_row(worker)})
 
     def claim(
         self, worker: Worker, token: Token, wanted: Mapping[QueueName, int], job_types: Collection[JobTypeName]
@@ -263,7 +259,8 @@ class PostgresClaim(PostgresSql):
         rows = yield Call(
             self._claim,
             {
-                **self._row_of(worker),
+                "now": self._now(),
+                **worker_row(worker),
                 **self._kept,
                 "token": token,
                 "wanted": list(wanted),
@@ -286,7 +283,7 @@ class PostgresClaim(PostgresSql):
         return Call(self._extend, {"now": self._now(), "timeout": to_microseconds(timeout), **_columns(claims)})
 
     def beat(self, worker: Worker, held: Sequence[Claim], pending_tokens: Collection[Token]) -> Steps[Beaten]:
-        yield Call(self._renew, self._row_of(worker))
+        yield Call(self._renew, {"now": self._now(), **worker_row(worker)})
         known = {"worker": worker.id, **_columns(held), "pending": list(pending_tokens)}
         rows = yield Call(self._compare, known)
         mine = {Claim(JobId(job_id), Token(token)): to_cancel for job_id, token, to_cancel, _ in rows}
@@ -295,23 +292,6 @@ class PostgresClaim(PostgresSql):
 
     def next_due(self, queues: Collection[QueueName]) -> Call:
         return Call(self._next_due, {"now": self._now(), "queues": list(queues)})
-
-    def _row_of(self, worker: Worker) -> dict[str, Any]:
-        return {
-            "now": self._now(),
-            "worker": worker.id,
-            "host": worker.host,
-            "boot_id": worker.boot_id,
-            "pid_namespace": worker.pid_namespace,
-            "pid": worker.pid,
-            "process_started": worker.process_started,
-            "version": worker.version,
-            "queues": _encode(worker.queues).decode(),
-            "job_types": _encode(worker.job_types).decode(),
-            "lease": to_microseconds(worker.lease),
-            "wakeup_address": worker.wakeup_address,
-            "lock_file": worker.lock_file,
-        }
 
 
 def _columns(claims: Sequence[Claim]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From a driver's rows to the model's data."""
+"""Between a driver's rows and the model's data."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -7,12 +7,14 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from sqlalchemy import RowMapping
 
+from queue_core.clock import to_microseconds
 from queue_core.model import Claim, ClaimedJob, JobStatus, StoredJob, Token, Worker
 
 ReadInstant: TypeAlias = Callable[[Any], datetime]
 
 _INSTANTS: Final = ("created_at", "available_at", "expires_at", "claimed_at", "deadline_at")
 _names = msgspec.json.Decoder(list[str]).decode
+_encode = msgspec.json.Encoder().encode
 
 
 def claimed_job(row: Sequence[Any], token: Token, read_instant: ReadInstant) -> ClaimedJob:
@@ -91,3 +93,21 @@ def worker_of(values: RowMapping) -> Worker:
     fields: dict[str, Any] = {name: values[name] for name in Worker.__struct_fields__}
     queues, job_types = _names(fields.pop("queues")), _names(fields.pop("job_types"))
     return Worker(queues=queues, job_types=job_types, **fields)
+
+
+def worker_row(worker: Worker) -> dict[str, Any]:
+    """The columns of a worker's row, as both dialects bind them."""
+    return {
+        "worker": worker.id,
+        "host": worker.host,
+        "boot_id": worker.boot_id,
+        "pid_namespace": worker.pid_namespace,
+        "pid": worker.pid,
+        "process_started": worker.process_started,
+        "version": worker.version,
+        "queues": _encode(worker.queues).decode(),
+        "job_types": _encode(worker.job_types).decode(),
+        "lease": to_microseconds(worker.lease),
+        "wakeup_address": worker.wakeup_address,
+        "lock_file": worker.lock_file,
+    }

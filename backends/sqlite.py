@@ -212,7 +212,9 @@ class SqliteBackend(Keeping, Looking):
         # Even an empty claim takes the write lock of the whole file. Whoever found nothing looks first.
         if not self._last_was_empty:
             return True
-        return bool(await self._call(self._looking_sql.is_anything_pending(wanted, job_types), name="look for jobs"))
+        return bool(
+            await self._call(partial(self._looking_sql.is_anything_pending, wanted, job_types), name="look for jobs")
+        )
 
     # Wake-ups
 

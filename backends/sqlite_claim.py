@@ -6,7 +6,6 @@ queue. There is no lock to skip: the transaction is the only writer.
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
 
 from queue_core.clock import Clock, instant, to_microseconds
 from queue_core.config import History
@@ -14,7 +13,7 @@ from queue_core.model import Claim, ClaimedJob, JobId, JobTypeName, QueueName, T
 
 from .beating import Beaten, read_beat
 from .claiming import Taken
-from .rows import claimed_job
+from .rows import claimed_job, worker_row
 from .sqlite_sql import SqliteSql, as_json
 from .statement import Call
 from .steps import Steps
@@ -195,7 +194,7 @@ class SqliteClaim(SqliteSql):
         self._next_due = self._statement(_NEXT_DUE)
 
     def register_worker(self, worker: Worker) -> Call:
-        return Call(self._register, self._row_of(worker))
+        return Call(self._register, {"now": self._now(), **worker_row(worker)})
 
     def is_anything_pending(self, wanted: Mapping[QueueName, int], job_types: Collection[JobTypeName]) -> Call:
         return Call(self._is_anything_pending, {"wanted": as_json(wanted), "types": as_json(list(job_types))})
@@ -203,7 +202,7 @@ class SqliteClaim(SqliteSql):
     def claim(
         self, worker: Worker, token: Token, wanted: Mapping[QueueName, int], job_types: Collection[JobTypeName]
     ) -> Steps[Taken]:
-        row = self._row_of(worker)
+        row = {"now": self._now(), **worker_row(worker)}
         yield Call(self._renew_stale, row)
         rows = yield Call(
             self._claim,
@@ -249,7 +248,7 @@ class SqliteClaim(SqliteSql):
         return Call(self._extend, {"now": self._now(), "timeout": to_microseconds(timeout), "claims": pairs})
 
     def beat(self, worker: Worker, held: Sequence[Claim], pending_tokens: Collection[Token]) -> Steps[Beaten]:
-        yield Call(self._renew, self._row_of(worker))
+        yield Call(self._renew, {"now": self._now(), **worker_row(worker)})
         rows = yield Call(self._mine, {"worker": worker.id})
         mine = {Claim(JobId(job_id), Token(token)): bool(to_cancel) for job_id, token, to_cancel in rows}
         known, pending = set(held), set(pending_tokens)
@@ -262,20 +261,3 @@ class SqliteClaim(SqliteSql):
 
     def next_due(self, queues: Collection[QueueName]) -> Call:
         return Call(self._next_due, {"now": self._now(), "queues": as_json(list(queues))})
-
-    def _row_of(self, worker: Worker) -> dict[str, Any]:
-        return {
-            "now": self._now(),
-            "worker": worker.id,
-            "host": worker.host,
-            "boot_id": worker.boot_id,
-            "pid_namespace": worker.pid_namespace,
-            "pid": worker.pid,
-            "process_started": worker.process_started,
-            "version": worker.version,
-            "queues": as_json(worker.queues),
-            "job_types": as_json(worker.job_types),
-            "lease": to_microseconds(worker.lease),
-            "wakeup_address": worker.wakeup_address,
-            "lock_file": worker.lock_file,
-        }

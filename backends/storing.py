@@ -151,7 +151,7 @@ class Storing(SqlBase):
         return await self._repeat(run)
 
     async def _give_back(self, worker: WorkerId, token: Token) -> None:
-        rows = await self._call(self._claim_sql.give_back(worker, token), name="give back")
+        rows = await self._call(partial(self._claim_sql.give_back, worker, token), name="give back")
         self._announce(frozenset(row[0] for row in rows))
 
     # Settling
@@ -196,7 +196,7 @@ class Storing(SqlBase):
     async def extend(self, claims: Collection[Claim], timeout: timedelta) -> frozenset[JobId]:
         if not claims:
             return frozenset()
-        rows = await self._call(self._claim_sql.extend(list(claims), timeout), name="extend")
+        rows = await self._call(partial(self._claim_sql.extend, list(claims), timeout), name="extend")
         return frozenset(row[0] for row in rows)
 
     # Living
@@ -210,7 +210,7 @@ class Storing(SqlBase):
     async def next_due(self, queues: Collection[QueueName]) -> timedelta | None:
         if not queues:
             return None
-        rows = await self._call(self._claim_sql.next_due(queues), name="next due")
+        rows = await self._call(partial(self._claim_sql.next_due, queues), name="next due")
         wait: int | None = rows[0][0]
         return None if wait is None else timedelta(microseconds=max(wait, 0))
 

@@ -158,7 +158,7 @@ async def test_a_reap_in_its_middle_holds_the_row_of_the_worker(
     assert await backend.settle([Succeeded(job.claim)]) == frozenset()
 
 
-async def test_a_beat_in_the_middle_of_a_reap_waits_for_its_end(
+async def test_a_beat_in_the_middle_of_a_reap_waits_for_its_end_and_hears_what_was_taken(
     backend: Backend, reaper: Backend, clock: ManualClock, database: PostgresDatabase, worker: Worker
 ) -> None:
     last = await claimed(backend, worker, max_attempts=1)
@@ -171,9 +171,9 @@ async def test_a_beat_in_the_middle_of_a_reap_waits_for_its_end(
         beating: asyncio.Task[Beat] = asyncio.create_task(backend.beat(worker, [last.claim], []))
         await come_to_wait(database, 2)
         stopper.rollback()
-        reaped, _ = await asyncio.gather(reaping, beating)
+        reaped, beat = await asyncio.gather(reaping, beating)
     assert [parked.id for parked in reaped.parked] == [last.claim.job_id]
-    assert list((await backend.beat(worker, [last.claim], [])).lost) == [last.claim]
+    assert list(beat.lost) == [last.claim]
 
 
 async def test_a_sweep_in_its_middle_holds_the_row_of_the_worker(
