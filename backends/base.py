@@ -23,7 +23,7 @@ from queue_core.model import QueueName
 from queue_core.shield import finish
 
 from .committed import CommitWatch
-from .faults import origin, translate
+from .faults import is_answer, origin, translate
 from .hub import Hub
 from .statement import Call
 from .steps import Rows, Steps
@@ -118,17 +118,24 @@ class SqlBase(ABC):
     async def _run(self, steps: Steps[T], deadline: float, *, transaction: bool) -> T:
         """Run the steps on the driver's own connection, in one transaction or with one for each statement."""
 
-    async def _perform(self, steps: Callable[[], Steps[T]], *, name: str, transaction: bool) -> T:
+    async def _perform(
+        self, steps: Callable[[], Steps[T]], *, name: str, transaction: bool, doubt: "Doubt | None" = None
+    ) -> T:
         """Run the steps to their end, whatever happens to the caller, and again while the database is away."""
 
         async def run(deadline: float) -> T:
-            return await self._run(steps(), deadline, transaction=transaction)
+            try:
+                return await self._run(steps(), deadline, transaction=transaction)
+            except Exception as error:
+                if doubt is not None and not is_answer(error):
+                    doubt.is_there = True
+                raise
 
         return await finish(self._repeat(run), name=f"queue-core {name}", among=self._writing)
 
-    async def _call(self, call: Callable[[], Call], *, name: str) -> Rows:
+    async def _call(self, call: Callable[[], Call], *, name: str, doubt: "Doubt | None" = None) -> Rows:
         """One statement, which is a transaction by itself. Made when its turn comes, so that its time is right."""
-        return await self._perform(partial(_one, call), name=name, transaction=False)
+        return await self._perform(partial(_one, call), name=name, transaction=False, doubt=doubt)
 
     async def _look(self, statement: Executable) -> Sequence[RowMapping]:
         async def read(deadline: float) -> Sequence[RowMapping]:
@@ -137,14 +144,15 @@ class SqlBase(ABC):
                 return rows
 
         # Shielded as well: a cancelled read keeps its snapshot, and with it the write-ahead log, until it is collected.
-        return await finish(self._repeat(read), name="queue-core read")
+        return await finish(self._repeat(read), name="queue-core read", among=self._writing)
 
     # Trouble
 
-    async def _repeat(self, operation: Callable[[float], Awaitable[T]]) -> T:
+    async def _repeat(self, operation: Callable[[float], Awaitable[T]], *, keyed: bool = False) -> T:
         """Do it, and again while the database is away, until the deadline that it is given as well.
 
-        Only for what is safe to repeat.
+        Only for what is safe to repeat. Where it is `keyed`, a lock that is waited for in vain is a key, and the
+        caller decides whether to wait on.
         """
         deadline = asyncio.get_running_loop().time() + self._give_up_after.total_seconds()
         pause = _FIRST_PAUSE
@@ -153,6 +161,8 @@ class SqlBase(ABC):
                 return await operation(deadline)
             except Exception as error:
                 told = translate(error)
+                if isinstance(told, KeyLocked) and not keyed:
+                    told = BackendUnavailable(f"another transaction holds a lock ({origin(error)}): end it")
                 final = not isinstance(told, BackendUnavailable) or isinstance(told, KeyLocked)
                 if final or time_left(deadline) < pause:
                     if told is error:
@@ -160,6 +170,13 @@ class SqlBase(ABC):
                     raise told from origin(error)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 spreads callers out
             pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+class Doubt:
+    """Whether an earlier try may have been carried out, with only its answer lost."""
+
+    def __init__(self, is_there: bool = False) -> None:
+        self.is_there = is_there
 
 
 def _one(call: Callable[[], Call]) -> Steps[Rows]:

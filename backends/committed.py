@@ -16,6 +16,7 @@ from queue_core.model import QueueName
 
 _FIRST_LOOK = 0.0005
 _SLOWEST_LOOK = 0.05
+_LAST_WAIT = 1.0
 
 
 class CommitWatch:
@@ -61,7 +62,11 @@ class CommitWatch:
         self._announce(queues)
 
     async def close(self) -> None:
+        """Tell of commits that are just returning; what is still open then is not waited for."""
+        await asyncio.sleep(0)  # a commit on this very thread has only just asked for its watcher
         self._closed = True
+        if self._watchers:
+            await asyncio.wait(self._watchers, timeout=_LAST_WAIT)
         for task in self._watchers:
             task.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)

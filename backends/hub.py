@@ -3,12 +3,16 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from typing import Self
 
 from queue_core.model import QueueName, Wakeup
 
 
 class _Subscriber:
-    """The hints that one waiter has not taken yet; equal ones are one."""
+    """The hints that one waiter has not taken yet; equal ones are one.
+
+    No generator: one that is cancelled while it waits has ended, and a worker waits with a time limit.
+    """
 
     def __init__(self, queues: Collection[QueueName]) -> None:
         self._queues = frozenset(queues)
@@ -20,13 +24,15 @@ class _Subscriber:
             self._waiting |= relevant
             self._news.set()
 
-    async def hints(self) -> AsyncIterator[Wakeup]:
-        while True:
-            await self._news.wait()
-            queue = self._waiting.pop()
-            if not self._waiting:
-                self._news.clear()
-            yield Wakeup(queue)
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Wakeup:
+        await self._news.wait()
+        queue = self._waiting.pop()
+        if not self._waiting:
+            self._news.clear()
+        return Wakeup(queue)
 
 
 class Hub:
@@ -50,6 +56,6 @@ class Hub:
         subscriber = _Subscriber(queues)
         self._subscribers.add(subscriber)
         try:
-            yield subscriber.hints()
+            yield subscriber
         finally:
             self._subscribers.discard(subscriber)

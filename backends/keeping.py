@@ -8,6 +8,7 @@ from typing import Protocol
 
 from sqlalchemy import select
 
+from queue_core.failures import storable
 from queue_core.model import (
     CancelStatus,
     Enqueued,
@@ -22,6 +23,7 @@ from queue_core.model import (
     WorkerId,
 )
 
+from .base import Doubt
 from .insertion import Insertion
 from .producing import Producing
 from .rows import worker_of
@@ -37,9 +39,7 @@ class UpkeepSql(Protocol):
     one_statement: bool
     """Whether a pause and a cancel are a single statement each, and so a transaction by themselves."""
 
-    def stop_worker(self, worker: WorkerId) -> Call:
-        """Gives the queues of the worker, as JSON."""
-        ...
+    def stop_worker(self, worker: WorkerId) -> Call: ...
 
     def is_abandoned(self, queues: Collection[QueueName]) -> Call:
         """Gives a row when there is anything to reap."""
@@ -169,8 +169,9 @@ class Keeping(Producing, Storing):
     async def promote(self, queues: Collection[QueueName], *, limit: int) -> int:
         if not queues:
             return 0
-        rows = await self._call(partial(self._upkeep_sql.promote, queues, limit), name="promote")
-        self._announce(frozenset(row[0] for row in rows))
+        doubt = Doubt()
+        rows = await self._call(partial(self._upkeep_sql.promote, queues, limit), name="promote", doubt=doubt)
+        self._announce(frozenset(queues) if doubt.is_there else frozenset(row[0] for row in rows))
         return len(rows)
 
     async def prune(self, *, older_than: timedelta, limit: int) -> int:
@@ -209,18 +210,21 @@ class Keeping(Producing, Storing):
     # Control
 
     async def pause(self, queue: QueueName, *, reason: str | None = None) -> bool:
-        steps = partial(self._upkeep_sql.pause, queue, reason)
+        steps = partial(self._upkeep_sql.pause, queue, None if reason is None else storable(reason))
         return await self._perform(steps, name="pause", transaction=not self._upkeep_sql.one_statement)
 
     async def resume(self, queue: QueueName) -> bool:
-        resumed = await self._call(partial(self._upkeep_sql.resume, queue), name="resume")
-        if resumed:
+        doubt = Doubt()
+        resumed = bool(await self._call(partial(self._upkeep_sql.resume, queue), name="resume", doubt=doubt))
+        if resumed or doubt.is_there:
             self._announce([queue])
-        return bool(resumed)
+        return resumed or doubt.is_there
 
     async def cancel(self, job_id: JobId) -> CancelStatus | None:
+        doubt = Doubt()
         steps = partial(self._upkeep_sql.cancel, job_id)
-        status = await self._perform(steps, name="cancel", transaction=not self._upkeep_sql.one_statement)
+        status = await self._perform(steps, name="cancel", transaction=not self._upkeep_sql.one_statement, doubt=doubt)
         if status is None:
-            return None
+            # Perhaps our own earlier try has ended it. It is not there, which is what was asked for.
+            return CancelStatus.CANCELLED if doubt.is_there else None
         return CancelStatus.REQUESTED if status == JobStatus.CLAIMED else CancelStatus.CANCELLED

@@ -49,6 +49,7 @@ _OLDEST_SERVER = 140_000
 _SCHEMA_LOCK = 0x71756575
 _PLAN_AGE = 1.0
 _NOTIFY_WITHIN = 2.0
+_LAST_WORD = 1.0
 _PLANNED_UNTIL = "queue_core_planned_until"
 
 _SERVER = text("SELECT CAST(current_setting('server_version_num') AS integer), current_schema()")
@@ -105,8 +106,11 @@ class PostgresBackend(Keeping, Looking):
 
     @asynccontextmanager
     async def _reader(self, deadline: float) -> AsyncGenerator[AsyncConnection]:
-        async with turn(self._slots, deadline), self._engine.connect() as connection:
-            yield connection
+        limit = asyncio.timeout_at(deadline + _LAST_WORD)
+        async with turn(self._slots, deadline), limit, self._engine.connect() as connection:
+            driver: Any = (await connection.get_raw_connection()).driver_connection
+            with _cut_off(driver):
+                yield connection
 
     @asynccontextmanager
     async def _schema_transaction(self) -> AsyncGenerator[AsyncConnection]:
@@ -156,8 +160,12 @@ class PostgresBackend(Keeping, Looking):
         async with self._driver(deadline) as driver:
             if not transaction:
                 return await self._drive(steps, driver, deadline)
-            async with driver.transaction(isolation="read_committed"):
-                return await self._drive(steps, driver, deadline)
+            # BEGIN, COMMIT and ROLLBACK have no time limit of their own.
+            async with asyncio.timeout_at(deadline + _LAST_WORD):
+                with _cut_off(driver):
+                    async with driver.transaction(isolation="read_committed"):
+                        with _cut_off(driver):
+                            return await self._drive(steps, driver, deadline)
 
     async def _drive(self, steps: Steps[T], driver: Any, deadline: float) -> T:
         try:
@@ -245,6 +253,16 @@ class PostgresBackend(Keeping, Looking):
 
     def refuse_own_lock(self) -> None:
         """Postgres locks rows and not the database: the caller's own transaction is in nobody's way."""
+
+
+@contextmanager
+def _cut_off(driver: Any) -> Generator[None]:
+    """End the connection at once when its time is up: a rollback on one that does not answer would wait for ever."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        driver.terminate()
+        raise
 
 
 def _notify(hints: Sequence[str]) -> Steps[None]:

@@ -13,9 +13,8 @@ from typing import Any
 
 from queue_core.clock import Clock, to_microseconds
 from queue_core.config import History
-from queue_core.model import Claim, ClaimedJob, JobId, JobTypeName, QueueName, Token, Worker, WorkerId
+from queue_core.model import Claim, ClaimedJob, JobTypeName, QueueName, Token, Worker, WorkerId
 
-from .beating import Beaten, read_beat
 from .claiming import Taken
 from .postgres_sql import PostgresSql, same_instant
 from .rows import claimed_job, worker_row
@@ -192,30 +191,19 @@ WITH clock AS MATERIALIZED (
     + _RENEWING
 )
 
-# After the renewal and not with it: that may have waited for a reaper, and has to see what the reaper took.
-_COMPARE = """
-WITH held AS MATERIALIZED (
-    SELECT held.id, held.token
-    FROM unnest(CAST(:ids AS bigint[]), CAST(:tokens AS uuid[])) AS held (id, token)
-),
-mine AS MATERIALIZED (
-    SELECT jobs.id, jobs.claim_token, jobs.cancel_requested_at IS NOT NULL AS to_cancel
-    FROM {jobs} AS jobs
-    WHERE jobs.status = 'claimed' AND jobs.worker_id = CAST(:worker AS uuid)
-),
-released AS (
-    UPDATE {jobs} AS jobs
-    SET status = 'pending', attempt = jobs.attempt - 1, worker_id = NULL, claim_token = NULL, claimed_at = NULL,
-        deadline_at = NULL
-    WHERE jobs.status = 'claimed'
-      AND jobs.worker_id = CAST(:worker AS uuid)
-      AND jobs.claim_token <> ALL(CAST(:pending AS uuid[]))
-      AND NOT EXISTS (SELECT FROM held WHERE held.id = jobs.id AND held.token = jobs.claim_token)
-    RETURNING jobs.id, jobs.queue
-)
-SELECT mine.id, CAST(mine.claim_token AS text), mine.to_cancel, released.queue
-FROM mine
-LEFT JOIN released ON released.id = mine.id
+_FIND_MINE = """
+SELECT id, CAST(claim_token AS text), cancel_requested_at IS NOT NULL
+FROM {jobs}
+WHERE status = 'claimed' AND worker_id = CAST(:worker AS uuid)
+"""
+
+_RELEASE = """
+UPDATE {jobs} AS jobs
+SET status = 'pending', attempt = jobs.attempt - 1, worker_id = NULL, claim_token = NULL, claimed_at = NULL,
+    deadline_at = NULL
+FROM unnest(CAST(:ids AS bigint[]), CAST(:tokens AS uuid[])) AS unknown (id, token)
+WHERE jobs.id = unknown.id AND jobs.claim_token IS NOT DISTINCT FROM unknown.token AND jobs.status = 'claimed'
+RETURNING jobs.id, jobs.queue
 """
 
 _NEXT_DUE = """
@@ -247,7 +235,8 @@ class PostgresClaim(PostgresSql):
         self._give_back = self._statement(_GIVE_BACK)
         self._extend = self._statement(_EXTEND)
         self._renew = self._statement(_RENEW)
-        self._compare = self._statement(_COMPARE)
+        self._find_mine = self._statement(_FIND_MINE)
+        self._release = self._statement(_RELEASE)
         self._next_due = self._statement(_NEXT_DUE)
 
     def register_worker(self, worker: Worker) -> Call:
@@ -282,13 +271,14 @@ class PostgresClaim(PostgresSql):
     def extend(self, claims: Sequence[Claim], timeout: timedelta) -> Call:
         return Call(self._extend, {"now": self._now(), "timeout": to_microseconds(timeout), **_columns(claims)})
 
-    def beat(self, worker: Worker, held: Sequence[Claim], pending_tokens: Collection[Token]) -> Steps[Beaten]:
-        yield Call(self._renew, {"now": self._now(), **worker_row(worker)})
-        known = {"worker": worker.id, **_columns(held), "pending": list(pending_tokens)}
-        rows = yield Call(self._compare, known)
-        mine = {Claim(JobId(job_id), Token(token)): to_cancel for job_id, token, to_cancel, _ in rows}
-        released = {Claim(JobId(job_id), Token(token)): queue for job_id, token, _, queue in rows if queue is not None}
-        return read_beat(held, mine, released)
+    def renew_lease(self, worker: Worker) -> Call:
+        return Call(self._renew, {"now": self._now(), **worker_row(worker)})
+
+    def find_mine(self, worker: WorkerId) -> Call:
+        return Call(self._find_mine, {"worker": worker})
+
+    def release(self, claims: Sequence[Claim]) -> Call:
+        return Call(self._release, _columns(claims))
 
     def next_due(self, queues: Collection[QueueName]) -> Call:
         return Call(self._next_due, {"now": self._now(), "queues": list(queues)})

@@ -45,6 +45,18 @@ FROM clock,
          request_id, queue, job_type, priority, max_attempts, delay, run_at, expires_after, expires_at,
          timeout, key, unique_key, tenant, backoff, context, headers, payload, position
      )
+"""
+
+_IN_ORDER = """
+ORDER BY new.position
+"""
+
+# A conflict locks the other row even when there is nothing to set: a job that runs could not be settled before the
+# end of the transaction that wanted to replace it.
+_UNLESS_RUNNING = """
+WHERE NOT EXISTS (
+    SELECT FROM {jobs} AS running WHERE running.unique_key = new.unique_key AND running.status = 'claimed'
+)
 ORDER BY new.position
 """
 
@@ -59,7 +71,8 @@ ON CONFLICT (unique_key) WHERE unique_key IS NOT NULL DO UPDATE
 SET queue = excluded.queue, status = excluded.status, priority = excluded.priority,
     max_attempts = excluded.max_attempts, available_at = excluded.available_at, expires_at = excluded.expires_at,
     timeout = excluded.timeout, tenant = excluded.tenant, backoff = excluded.backoff, context = excluded.context,
-    headers = excluded.headers, payload = excluded.payload, attempt = 0, crashes = 0, errors = NULL
+    headers = excluded.headers, payload = excluded.payload, attempt = 0, crashes = 0, errors = NULL,
+    cancel_requested_at = NULL
 WHERE jobs.status <> 'claimed'
 RETURNING id, CAST(request_id AS text), unique_key
 """
@@ -69,7 +82,8 @@ ON CONFLICT (unique_key) WHERE unique_key IS NOT NULL DO UPDATE
 SET queue = excluded.queue, priority = excluded.priority,
     max_attempts = excluded.max_attempts, expires_at = excluded.expires_at,
     timeout = excluded.timeout, tenant = excluded.tenant, backoff = excluded.backoff, context = excluded.context,
-    headers = excluded.headers, payload = excluded.payload, attempt = 0, crashes = 0, errors = NULL
+    headers = excluded.headers, payload = excluded.payload, attempt = 0, crashes = 0, errors = NULL,
+    cancel_requested_at = NULL
 WHERE jobs.status <> 'claimed'
 RETURNING id, CAST(request_id AS text), unique_key
 """
@@ -91,9 +105,9 @@ class PostgresEnqueue(PostgresSql):
     def __init__(self, tables: Tables, clock: Clock | None) -> None:
         super().__init__(tables, clock)
         self._inserts: dict[KeyMode, Statement] = {
-            "keep": self._statement(_INSERT + _KEEP),
-            "replace": self._statement(_INSERT + _REPLACE),
-            "preserve_run_at": self._statement(_INSERT + _PRESERVE_RUN_AT),
+            "keep": self._statement(_INSERT + _IN_ORDER + _KEEP),
+            "replace": self._statement(_INSERT + _UNLESS_RUNNING + _REPLACE),
+            "preserve_run_at": self._statement(_INSERT + _UNLESS_RUNNING + _PRESERVE_RUN_AT),
         }
         self._find = self._statement(_FIND)
 

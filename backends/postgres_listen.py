@@ -13,8 +13,6 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from .faults import is_drivers
-
 CHANNEL: Final = "queue_core"
 
 _PROBE_EVERY: Final = 20.0
@@ -57,33 +55,35 @@ class Listener:
                 await self.close()
 
     async def close(self) -> None:
+        self._tried.set()
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
 
     async def _run(self) -> None:
-        wait, down = _FIRST_WAIT, False
+        wait, missed, complained = _FIRST_WAIT, False, False
         while True:
             try:
                 driver = await self._connect()
                 try:
-                    await self._listen_on(driver, recovered=down)
-                    wait, down = _FIRST_WAIT, True
+                    await self._listen_on(driver, missed=missed, complained=complained)
+                    wait, complained = _FIRST_WAIT, False
                 finally:
                     # At once: a connection that does not answer would keep a polite goodbye waiting.
                     driver.terminate()
-            except Exception as error:
-                if not is_drivers(error):
-                    raise
-                if not down:
-                    _log.warning("can't listen for new jobs (%s): polling until the database answers", error)
-                down = True
+            except Exception as error:  # noqa: BLE001 whatever it is, and if it is an event of the application's
+                reason = f"{type(error).__name__}: {error}"
+            else:
+                reason = "the connection ended"
+            if not complained:
+                _log.warning("can't listen for new jobs (%s): polling until it works again", reason)
+            missed = complained = True
             self._tried.set()
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 spreads listeners out
             wait = min(wait * 2, _LONGEST_WAIT)
 
-    async def _listen_on(self, driver: Any, *, recovered: bool) -> None:
+    async def _listen_on(self, driver: Any, *, missed: bool, complained: bool) -> None:
         ended = asyncio.Event()
 
         def on_end(_connection: object) -> None:
@@ -93,9 +93,11 @@ class Listener:
             self._on_hint(payload)
 
         driver.add_termination_listener(on_end)
-        await driver.add_listener(CHANNEL, on_hint)
-        if recovered:
+        async with asyncio.timeout(_ANSWER_WITHIN):
+            await driver.add_listener(CHANNEL, on_hint)
+        if complained:
             _log.info("listening for new jobs again")
+        if missed:
             self._on_gap()
         self._tried.set()
         while not ended.is_set():

@@ -19,7 +19,6 @@ _STOP_WORKER = """
 UPDATE {workers}
 SET stopped_at = coalesce(CAST(:now AS timestamptz), clock_timestamp())
 WHERE id = CAST(:worker AS uuid)
-RETURNING queues
 """
 
 # Without a lock: most of the time there is nothing to take, and this says so at the price of a read.

@@ -52,7 +52,7 @@ class Producing(SqlBase):
                     ) from origin(error)
                 raise
 
-        answers = await self._repeat(insert)
+        answers = await self._repeat(insert, keyed=True)
         self._announce(insertion.woken_queues(answers))
         return answers
 

@@ -26,10 +26,10 @@ class Changes:
     @asynccontextmanager
     async def watched(self) -> AsyncGenerator[None]:
         """Watch as long as one of these is open; what was committed before is not seen as a change."""
-        self._users += 1
         if self._task is None:
             connection = sqlite3.connect(self._path(), timeout=0, isolation_level=None)
             self._task = asyncio.create_task(self._run(connection, _version(connection)), name="queue-core watch")
+        self._users += 1
         try:
             yield
         finally:
@@ -56,5 +56,5 @@ class Changes:
 def _version(connection: sqlite3.Connection) -> int | None:
     try:
         return int(connection.execute("PRAGMA data_version").fetchone()[0])
-    except sqlite3.OperationalError:
-        return None  # locked for a moment by a recovery; it is asked again soon
+    except sqlite3.Error:
+        return None  # locked for a moment by a recovery, or a disk that fails; it is asked again soon

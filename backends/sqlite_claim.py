@@ -11,7 +11,6 @@ from queue_core.clock import Clock, instant, to_microseconds
 from queue_core.config import History
 from queue_core.model import Claim, ClaimedJob, JobId, JobTypeName, QueueName, Token, Worker, WorkerId
 
-from .beating import Beaten, read_beat
 from .claiming import Taken
 from .rows import claimed_job, worker_row
 from .sqlite_sql import SqliteSql, as_json
@@ -146,7 +145,7 @@ WHERE id IN (
 RETURNING id
 """
 
-_MINE = """
+_FIND_MINE = """
 SELECT id, claim_token, cancel_requested_at IS NOT NULL
 FROM queue_jobs INDEXED BY queue_jobs_claimed
 WHERE status = 'claimed' AND worker_id = :worker
@@ -156,7 +155,12 @@ _RELEASE = """
 UPDATE queue_jobs
 SET status = 'pending', attempt = attempt - 1, worker_id = NULL, claim_token = NULL, claimed_at = NULL,
     deadline_at = NULL
-WHERE id IN (SELECT value FROM json_each(:ids))
+WHERE id IN (
+    SELECT jobs.id
+    FROM json_each(:claims) AS unknown
+    CROSS JOIN queue_jobs AS jobs NOT INDEXED ON jobs.id = json_extract(unknown.value, '$[0]')
+    WHERE jobs.claim_token = json_extract(unknown.value, '$[1]') AND jobs.status = 'claimed'
+)
 RETURNING id, queue
 """
 
@@ -189,7 +193,7 @@ class SqliteClaim(SqliteSql):
         self._find_claimed = self._statement(_FIND_CLAIMED)
         self._give_back = self._statement(_GIVE_BACK)
         self._extend = self._statement(_EXTEND)
-        self._mine = self._statement(_MINE)
+        self._find_mine = self._statement(_FIND_MINE)
         self._release = self._statement(_RELEASE)
         self._next_due = self._statement(_NEXT_DUE)
 
@@ -244,20 +248,21 @@ class SqliteClaim(SqliteSql):
         return Call(self._give_back, {"worker": worker, "token": token})
 
     def extend(self, claims: Sequence[Claim], timeout: timedelta) -> Call:
-        pairs = as_json([(claim.job_id, claim.token) for claim in claims])
-        return Call(self._extend, {"now": self._now(), "timeout": to_microseconds(timeout), "claims": pairs})
+        parameters = {"now": self._now(), "timeout": to_microseconds(timeout), "claims": _pairs(claims)}
+        return Call(self._extend, parameters)
 
-    def beat(self, worker: Worker, held: Sequence[Claim], pending_tokens: Collection[Token]) -> Steps[Beaten]:
-        yield Call(self._renew, {"now": self._now(), **worker_row(worker)})
-        rows = yield Call(self._mine, {"worker": worker.id})
-        mine = {Claim(JobId(job_id), Token(token)): bool(to_cancel) for job_id, token, to_cancel in rows}
-        known, pending = set(held), set(pending_tokens)
-        unknown = {claim.job_id: claim for claim in mine if claim not in known and claim.token not in pending}
-        released: dict[Claim, QueueName] = {}
-        if unknown:
-            for job_id, queue in (yield Call(self._release, {"ids": as_json(list(unknown))})):
-                released[unknown[job_id]] = queue
-        return read_beat(held, mine, released)
+    def renew_lease(self, worker: Worker) -> Call:
+        return Call(self._renew, {"now": self._now(), **worker_row(worker)})
+
+    def find_mine(self, worker: WorkerId) -> Call:
+        return Call(self._find_mine, {"worker": worker})
+
+    def release(self, claims: Sequence[Claim]) -> Call:
+        return Call(self._release, {"claims": _pairs(claims)})
 
     def next_due(self, queues: Collection[QueueName]) -> Call:
         return Call(self._next_due, {"now": self._now(), "queues": as_json(list(queues))})
+
+
+def _pairs(claims: Sequence[Claim]) -> str:
+    return as_json([(claim.job_id, claim.token) for claim in claims])

@@ -50,7 +50,8 @@ ON CONFLICT (unique_key) WHERE unique_key IS NOT NULL DO UPDATE
 SET queue = excluded.queue, status = excluded.status, priority = excluded.priority,
     max_attempts = excluded.max_attempts, available_at = excluded.available_at, expires_at = excluded.expires_at,
     timeout = excluded.timeout, tenant = excluded.tenant, backoff = excluded.backoff, context = excluded.context,
-    headers = excluded.headers, payload = excluded.payload, attempt = 0, crashes = 0, errors = NULL
+    headers = excluded.headers, payload = excluded.payload, attempt = 0, crashes = 0, errors = NULL,
+    cancel_requested_at = NULL
 WHERE jobs.status <> 'claimed'
 RETURNING id, request_id, unique_key
 """
@@ -60,7 +61,8 @@ ON CONFLICT (unique_key) WHERE unique_key IS NOT NULL DO UPDATE
 SET queue = excluded.queue, priority = excluded.priority,
     max_attempts = excluded.max_attempts, expires_at = excluded.expires_at,
     timeout = excluded.timeout, tenant = excluded.tenant, backoff = excluded.backoff, context = excluded.context,
-    headers = excluded.headers, payload = excluded.payload, attempt = 0, crashes = 0, errors = NULL
+    headers = excluded.headers, payload = excluded.payload, attempt = 0, crashes = 0, errors = NULL,
+    cancel_requested_at = NULL
 WHERE jobs.status <> 'claimed'
 RETURNING id, request_id, unique_key
 """

@@ -1,5 +1,6 @@
 """Whether a SQLite URL names a file that several connections and processes can safely share."""
 
+import errno
 import os
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -45,13 +46,30 @@ def prepare_file(name: str, *, create: bool) -> Path:
         )
     try:
         # -wal and -shm take the mode of the file.
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        os.close(os.open(os.path.realpath(path), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        # Not opened, ever: to close it again would drop the locks that SQLite has on it in this process, and another
+        # process would then remove the write-ahead log with all that was committed to it.
+        refused = _refused(path)
     except OSError as error:
+        refused = error.strerror
+    else:
+        refused = None
+    if refused is not None:
         raise ConfigurationError(
-            f"the SQLite file {name} can't be opened for writing ({error.strerror}): give this user the right to write"
-            " the file and its folder, or name another one"
-        ) from error
+            f"the SQLite file {name} can't be opened for writing ({refused}): give this user the right to write the"
+            " file and its folder, or name another one"
+        )
     return path
+
+
+def _refused(path: Path) -> str | None:
+    """Why the system would not let us write an existing file, without opening it."""
+    try:
+        path.stat()
+    except OSError as error:
+        return error.strerror
+    return None if os.access(path, os.R_OK | os.W_OK) else os.strerror(errno.EACCES)
 
 
 def _file_system(path: Path) -> str | None:

@@ -37,12 +37,16 @@ class LockFile:
         if sys.platform == "win32":
             return None
         try:
-            self._descriptor = os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            descriptor = os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError:
-            # A name too long, a file system without such locks: nothing is proved by it, and the lease decides.
-            self.let_go()
+            return None  # a name too long: the lease decides
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            # A file system without such locks, or somebody else's lock, whose file must stay.
+            os.close(descriptor)
             return None
+        self._descriptor = descriptor
         return self.path.name
 
     def let_go(self) -> None:
@@ -95,10 +99,18 @@ class Doorbell:
         address = f"@{self._name}" if self._is_abstract else str(Path(tempfile.gettempdir()) / f"{self._name}.sock")
         if len(address) > _LONGEST_PATH:
             return None
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
-        self._socket.bind(_wire(address))
-        asyncio.get_running_loop().add_reader(self._socket, self._read)
+        try:
+            bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        except OSError:
+            return None  # no descriptor left: the worker polls
+        try:
+            bell.setblocking(False)
+            bell.bind(_wire(address))
+            asyncio.get_running_loop().add_reader(bell, self._read)
+        except OSError:
+            bell.close()
+            return None
+        self._socket = bell
         return address
 
     def _read(self) -> None:

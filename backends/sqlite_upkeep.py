@@ -18,7 +18,6 @@ _STOP_WORKER = """
 UPDATE queue_workers
 SET stopped_at = :now
 WHERE id = :worker
-RETURNING queues
 """
 
 # Without a transaction: most of the time there is nothing to take, and this says so without the write lock.

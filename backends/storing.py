@@ -8,7 +8,7 @@ server finishes after we have looked) the next beat finds and releases.
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -24,6 +24,7 @@ from queue_core.model import (
     ClaimedJob,
     JobId,
     JobTypeName,
+    Known,
     Outcome,
     QueueName,
     Released,
@@ -35,19 +36,18 @@ from queue_core.model import (
 )
 from queue_core.shield import finish
 
-from .base import SqlBase
-from .beating import Beaten
+from .base import Doubt, SqlBase
+from .beating import BeatSql, beat
 from .claiming import Taken
-from .faults import is_answer
 from .rows import in_claim_order
-from .settlement import Settled, Settlement, SettleSql
+from .settlement import Settlement, SettleSql
 from .statement import Call
 from .steps import Steps
 
 _MOST_ROUNDS: Final = 100
 
 
-class ClaimSql(Protocol):
+class ClaimSql(BeatSql, Protocol):
     """A dialect's statements."""
 
     one_statement: bool
@@ -66,8 +66,6 @@ class ClaimSql(Protocol):
         ...
 
     def extend(self, claims: Sequence[Claim], timeout: timedelta) -> Call: ...
-
-    def beat(self, worker: Worker, held: Sequence[Claim], pending_tokens: Collection[Token]) -> Steps[Beaten]: ...
 
     def next_due(self, queues: Collection[QueueName]) -> Call:
         """Gives one row: microseconds until then, negative when overdue, NULL when there is none."""
@@ -93,7 +91,7 @@ class Storing(SqlBase):
         if not rooms or not job_types or not await self._may_find(rooms, job_types):
             return Claimed()
         try:
-            claiming = self._claim(worker, token, rooms, job_types)
+            claiming = self._claim(worker, token, rooms, list(dict.fromkeys(job_types)))
             return await finish(claiming, name="queue-core claim", among=self._writing)
         except asyncio.CancelledError:
             with suppress(BackendError):  # the beat releases what nobody knows of
@@ -156,27 +154,18 @@ class Storing(SqlBase):
 
     # Settling
 
-    async def settle(self, outcomes: Sequence[Outcome]) -> frozenset[JobId]:
+    async def settle(self, outcomes: Sequence[Outcome], *, repeated: bool = False) -> frozenset[JobId]:
         if not outcomes:
             return frozenset()
-        return await finish(self._settle(outcomes), name="queue-core settle", among=self._writing)
-
-    async def _settle(self, outcomes: Sequence[Outcome]) -> frozenset[JobId]:
-        settlement = Settlement(outcomes)
-        transaction = not (settlement.is_one_group and self._settle_sql.one_statement)
-        is_sure = True
-
-        async def run(deadline: float) -> Settled:
-            nonlocal is_sure
-            try:
-                return await self._run(settlement.steps(self._settle_sql), deadline, transaction=transaction)
-            except Exception as error:
-                is_sure = is_sure and is_answer(error)
-                raise
-
-        settled = await self._repeat(run)
+        settlement, doubt = Settlement(outcomes), Doubt(repeated)
+        settled = await self._perform(
+            partial(settlement.steps, self._settle_sql),
+            name="settle",
+            transaction=not (settlement.is_one_group and self._settle_sql.one_statement),
+            doubt=doubt,
+        )
         self._announce(settled.woken)
-        return settled.jobs if is_sure else settled.jobs | await self._settled_before(outcomes)
+        return settled.jobs | await self._settled_before(outcomes) if doubt.is_there else settled.jobs
 
     async def _settled_before(self, outcomes: Sequence[Outcome]) -> frozenset[JobId]:
         """Of outcomes whose answer was lost once: those that an earlier try may have recorded.
@@ -201,9 +190,8 @@ class Storing(SqlBase):
 
     # Living
 
-    async def beat(self, worker: Worker, held: Collection[Claim], pending_tokens: Collection[Token]) -> Beat:
-        steps = partial(self._claim_sql.beat, worker, list(held), list(pending_tokens))
-        beaten = await self._perform(steps, name="beat", transaction=True)
+    async def beat(self, worker: Worker, known: Callable[[], Known]) -> Beat:
+        beaten = await self._perform(partial(beat, self._claim_sql, worker, known), name="beat", transaction=True)
         self._announce(beaten.woken)
         return beaten.beat
 

@@ -330,6 +330,7 @@ def _history(metadata: MetaData) -> Table:
         Column("finished_at", Instant(), nullable=False),
         CheckConstraint("status IN ('succeeded', 'cancelled', 'expired')", name="queue_history_status"),
         Index("queue_history_finished", "queue", "finished_at", "id"),
+        Index("queue_history_age", "finished_at"),
         Index("queue_history_job", "job_id"),
         sqlite_autoincrement=True,
     )

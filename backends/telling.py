@@ -7,6 +7,7 @@ the transaction itself, NOTIFY makes all commits of the database wait for one an
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from typing import Final
 
 from queue_core.errors import BackendError
@@ -25,17 +26,17 @@ class Telling:
         self._waiting: set[QueueName] = set()
         self._rested_at: dict[QueueName, float] = {}
         self._task: asyncio.Task[None] | None = None
-        self._closing = asyncio.Event()
+        self._news = asyncio.Event()
+        self._closing = False
 
     def announce(self, queues: Collection[QueueName]) -> None:
         """Tell others soon. Only for the event loop's own thread."""
+        if self._closing:
+            return
         self._waiting.update(queues)
-        if self._task is None and not self._closing.is_set():
+        self._news.set()
+        if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="queue-core tell")
-            self._task.add_done_callback(self._ended)
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        self._task = None
 
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -43,7 +44,7 @@ class Telling:
             now = clock()
             self._rested_at = {queue: at for queue, at in self._rested_at.items() if at > now}
             ready = self._waiting - self._rested_at.keys()
-            if ready or self._closing.is_set():
+            if ready or self._closing:
                 ready = ready or set(self._waiting)
                 self._waiting -= ready
                 self._rested_at.update(dict.fromkeys(ready, now + REST))
@@ -57,14 +58,15 @@ class Telling:
                 await self._sleep(min(self._rested_at[queue] for queue in self._waiting) - now)
 
     async def _sleep(self, seconds: float) -> None:
-        try:
+        """Until then, or until there is something to say that need not wait."""
+        self._news.clear()
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._closing.wait()
-        except TimeoutError:
-            pass
+                await self._news.wait()
 
     async def close(self) -> None:
         """Say what is left to say: whoever enqueues and ends has to be heard too."""
-        self._closing.set()
+        self._closing = True
+        self._news.set()
         if self._task is not None:
             await asyncio.wait([self._task])

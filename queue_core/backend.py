@@ -18,7 +18,7 @@ The parts are cut by who calls them: a producer, a worker, the maintenance servi
 `tests/conformance` is the definition in code, and runs on every backend.
 """
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -34,6 +34,7 @@ from queue_core.model import (
     Holder,
     JobId,
     JobTypeName,
+    Known,
     NewJob,
     Outcome,
     QueueCounts,
@@ -93,31 +94,38 @@ class JobStore(Producer, Protocol):
         Attempt, owner, token and deadline are set, and the worker's row is written or renewed when it is missing or
         has used up half of its lease, in the same transaction. The token is made by the caller, for this call alone,
         and registered there *before* the call: it finds the rows again when the answer was lost. Paused queues give
-        nothing. A job that has expired before its first start, or was called off, is ended instead of claimed, and
-        takes nobody's room: the claim goes on, in a further transaction. A claim whose caller is cancelled gives
-        back what it took.
+        nothing. A job that has expired and of which no attempt counts, or that was called off, is ended instead of
+        claimed, and takes nobody's room: the claim goes on, in a further transaction. A claim whose caller is
+        cancelled gives back what it took.
         """
         ...
 
-    async def settle(self, outcomes: Sequence[Outcome]) -> frozenset[JobId]:
+    async def settle(self, outcomes: Sequence[Outcome], *, repeated: bool = False) -> frozenset[JobId]:
         """Record a mixed batch of outcomes; returns the jobs that still held their claim.
 
         It can't fail on content. Parking writes the dead letter and removes the job; a success removes the dead
         letter of the same identity too. A job that would go again but was called off meanwhile is pending at once,
-        for a claim to end it. A repetition after a lost answer that finds no row counts as settled.
+        for a claim to end it. A repetition after a lost answer that finds no row counts as settled; whoever calls
+        again after a `BackendUnavailable` says that it is `repeated`.
         """
         ...
 
     async def extend(self, claims: Collection[Claim], timeout: timedelta) -> frozenset[JobId]:
-        """Let the time limit of these jobs end that long from now; returns those that still held their claim."""
+        """Let the time limit of these jobs end that long from now; returns those that still held their claim.
+
+        It is counted from the claim: a job that waits before it is started needs this.
+        """
         ...
 
-    async def beat(self, worker: Worker, held: Collection[Claim], pending_tokens: Collection[Token]) -> Beat:
+    async def beat(self, worker: Worker, known: Callable[[], Known]) -> Beat:
         """Renew the worker's lease.
 
         Returns the claims that are no longer ours and the ones that an operator asked to stop; both have to be
         stopped by the caller. Rows claimed by this worker that are neither held nor of a token whose answer is
-        still out are released and reported as unknown. `held` and `pending_tokens` have to be of one moment.
+        still out are released and reported as unknown. The worker's own claims go on meanwhile, so it is asked what
+        it knows before its rows are read, for what is lost, and again after, for what is unknown. Each answer has
+        to be of one moment, and may be asked for on another thread than the worker's. No beat may follow
+        `forget_worker`.
         """
         ...
 

@@ -17,7 +17,8 @@ _MESSAGE: Final = 8_192
 _TRACEBACK: Final = 32_768
 _KIND: Final = 256
 _CAUSES: Final = 10
-_FRAME: Final = re.compile(r'^ *File "(?:[^"\n]*[/\\])?([^"\n]+)", line \d+, in (.+)$', re.MULTILINE)
+_CAUSE: Final = 1_024
+_FRAME: Final = re.compile(r' *File "([^"]+)", line \d+, in (.+)')
 
 
 class RecordedFailure(Struct, frozen=True):
@@ -43,7 +44,7 @@ def record(failure: Failure) -> RecordedFailure:
         kind=kind,
         message=storable(failure.message),
         traceback=trace,
-        causes=[storable(cause) for cause in failure.causes[:_CAUSES]],
+        causes=[storable(cause, _CAUSE) for cause in failure.causes[:_CAUSES]],
         failed_at=failure.failed_at,
     )
     return RecordedFailure(msgspec.json.encode(cleaned).decode(), kind, _fingerprint(kind, trace))
@@ -51,11 +52,11 @@ def record(failure: Failure) -> RecordedFailure:
 
 def _fingerprint(kind: str, trace: str) -> str:
     """What failures of one cause have in common: the error's kind and where it was raised, without line numbers."""
-    frames = _FRAME.findall(trace)
-    if not frames:
-        return kind
-    file, function = frames[-1]
-    return f"{kind} in {function} ({file})"
+    for line in reversed(trace.splitlines()):
+        if frame := _FRAME.fullmatch(line[:_KIND]):
+            file = frame[1].replace("\\", "/").rpartition("/")[2]
+            return f"{kind} in {frame[2]} ({file})"
+    return kind
 
 
 def recorded(errors: str | None) -> list[Failure]:

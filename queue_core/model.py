@@ -4,7 +4,7 @@ Instants are aware and in UTC, durations are `timedelta`. Structs rather than da
 is made for every job on the hot path, and a frozen dataclass of this size costs six times as much.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Literal, NewType, TypeAlias
@@ -201,6 +201,13 @@ class Holder(Struct, frozen=True):
     lease_until: datetime
     stopped: bool
     let_go: bool
+
+
+class Known(Struct, frozen=True):
+    """The claims that a worker holds until they are settled, and the tokens whose answer is still out."""
+
+    held: Collection[Claim] = ()
+    pending: Collection[Token] = ()
 
 
 class Beat(Struct, frozen=True):

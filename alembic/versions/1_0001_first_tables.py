@@ -217,4 +217,5 @@ def _create_history(op: Operations, schema: str | None) -> None:
         sqlite_autoincrement=True,
     )
     op.create_index("queue_history_finished", "queue_history", ["queue", "finished_at", "id"], schema=schema)
+    op.create_index("queue_history_age", "queue_history", ["finished_at"], schema=schema)
     op.create_index("queue_history_job", "queue_history", ["job_id"], schema=schema)

@@ -7,6 +7,7 @@ from typing import Final
 import anyio.to_thread
 
 from queue_core.backend import Upkeep
+from queue_core.checks import check_int
 from queue_core.liveness import process_table, proof_of_death, this_process
 from queue_core.model import Holder, JobId, QueueName, Reaped, StoredJob, WorkerId
 
@@ -27,7 +28,7 @@ class Orphans:
         self._store = store
         self._queues = queues
         self._park = park
-        self._limit = limit
+        self._limit = check_int(limit, "limit", 1, 10_000)
 
     async def run_once(self) -> Reaped:
         if not self._queues:

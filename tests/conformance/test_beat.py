@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from queue_core.backend import Backend
-from queue_core.model import Beat, CancelStatus, Claim, JobId, JobStatus, Reaped, Succeeded
+from queue_core.model import Beat, CancelStatus, Claim, JobId, JobStatus, Known, Reaped, Succeeded
 from tests.support.clock import ManualClock
 from tests.support.databases import Database
 from tests.support.jobs import new_job
@@ -20,6 +20,7 @@ from tests.support.store import (
     enqueue,
     errors_of,
     holder_of,
+    knowing,
     new_token,
     new_worker,
     opened_backend,
@@ -44,7 +45,7 @@ async def test_a_beat_renews_the_lease(backend: Backend, clock: ManualClock) -> 
     worker = new_worker()
     job = await claimed(backend, worker)
     clock.advance(LEASE)
-    assert found(await backend.beat(worker, [job.claim], [])) == NOTHING
+    assert found(await backend.beat(worker, knowing([job.claim], []))) == NOTHING
     assert (await holder_of(backend, worker)).lease_until == clock.now() + LEASE
 
 
@@ -56,7 +57,7 @@ async def test_a_job_longer_than_the_lease_runs_once_while_its_worker_beats(
     for _ in range(40):
         clock.advance(LEASE / 4)
         assert len(await backend.reap(["notes"], limit=10)) == 0
-        assert found(await backend.beat(worker, [job.claim], [])) == NOTHING
+        assert found(await backend.beat(worker, knowing([job.claim], []))) == NOTHING
     kept = await stored(backend, job.claim.job_id)
     assert (kept.status, kept.attempt, kept.crashes) == (JobStatus.CLAIMED, 1, 0)
     assert await backend.settle([Succeeded(job.claim)]) == {job.claim.job_id}
@@ -66,7 +67,7 @@ async def test_the_lease_of_a_worker_is_as_long_as_it_says(backend: Backend, clo
     quick, slow = new_worker(lease=timedelta(seconds=4)), new_worker(lease=timedelta(hours=4))
     for worker in (quick, slow):
         job = await claimed(backend, worker)
-        await backend.beat(worker, [job.claim], [])
+        await backend.beat(worker, knowing([job.claim], []))
         assert (await holder_of(backend, worker)).lease_until == clock.now() + worker.lease
 
 
@@ -77,7 +78,7 @@ async def test_a_beat_writes_the_row_of_a_worker_that_has_none(
     job = await claimed(backend, worker)
     database.query("DELETE FROM queue_workers")
     clock.advance(timedelta(hours=1))
-    assert found(await backend.beat(worker, [job.claim], [])) == NOTHING
+    assert found(await backend.beat(worker, knowing([job.claim], []))) == NOTHING
     holder = await holder_of(backend, worker)
     assert (holder.worker, holder.lease_until) == (worker, clock.now() + LEASE)
     assert len(await backend.reap(["notes"], limit=10)) == 0
@@ -87,7 +88,7 @@ async def test_a_beat_that_comes_late_is_in_time_when_nobody_has_reaped(backend:
     worker = new_worker()
     job = await claimed(backend, worker)
     clock.advance(10 * LEASE)
-    assert found(await backend.beat(worker, [job.claim], [])) == NOTHING
+    assert found(await backend.beat(worker, knowing([job.claim], []))) == NOTHING
     assert len(await backend.reap(["notes"], limit=10)) == 0
 
 
@@ -95,16 +96,16 @@ async def test_a_beat_is_one_commit_whatever_it_finds(engine: AsyncEngine, clock
     spy = Spy(engine)
     async with opened_backend(engine, clock, notify=False) as backend:
         worker = new_worker()
-        await backend.beat(worker, [], [])  # the driver asks for the types of a statement once
+        await backend.beat(worker, knowing([], []))  # the driver asks for the types of a statement once
         await enqueue(backend, *(new_job() for _ in range(50)))
         known = await claim(backend, worker, 25)
         await claim(backend, worker, 25)
         await backend.cancel(known[0].claim.job_id)
         spy.reset()
-        beat = await backend.beat(worker, [job.claim for job in known], [])
+        beat = await backend.beat(worker, knowing([job.claim for job in known], []))
         assert (len(beat.to_cancel), len(beat.unknown), spy.commits) == (1, 25, 1)
         spy.reset()
-        await backend.beat(worker, [], [])
+        await backend.beat(worker, knowing([], []))
         assert spy.commits == 1
 
 
@@ -113,7 +114,7 @@ async def test_a_worker_may_hold_thousands_of_claims(backend: Backend) -> None:
     await enqueue(backend, *(new_job() for _ in range(3_000)))
     held = [job.claim for job in await claim(backend, worker, 3_000)]
     gone = Claim(JobId(4711_000), new_token())
-    assert found(await backend.beat(worker, [*held, gone], [])) == ([gone], [], [])
+    assert found(await backend.beat(worker, knowing([*held, gone], []))) == ([gone], [], [])
 
 
 # Lost claims
@@ -124,7 +125,7 @@ async def test_a_beat_after_a_reap_reports_the_claim_as_lost(backend: Backend, c
     job = await claimed(backend, worker)
     clock.advance(LEASE + MOMENT)
     assert list((await backend.reap(["notes"], limit=10)).requeued) == [job.claim.job_id]
-    assert found(await backend.beat(worker, [job.claim], [])) == ([job.claim], [], [])
+    assert found(await backend.beat(worker, knowing([job.claim], []))) == ([job.claim], [], [])
     assert (await stored(backend, job.claim.job_id)).status is JobStatus.PENDING
 
 
@@ -134,8 +135,8 @@ async def test_a_claim_that_another_worker_has_now_is_lost(backend: Backend, clo
     clock.advance(LEASE + MOMENT)
     await backend.reap(["notes"], limit=10)
     (again,) = await claim(backend, other)
-    assert found(await backend.beat(worker, [job.claim], [])) == ([job.claim], [], [])
-    assert found(await backend.beat(other, [again.claim], [])) == NOTHING
+    assert found(await backend.beat(worker, knowing([job.claim], []))) == ([job.claim], [], [])
+    assert found(await backend.beat(other, knowing([again.claim], []))) == NOTHING
 
 
 async def test_a_claim_that_the_same_worker_has_anew_is_lost_under_its_old_token(
@@ -147,7 +148,7 @@ async def test_a_claim_that_the_same_worker_has_anew_is_lost_under_its_old_token
     await backend.reap(["notes"], limit=10)
     (new,) = await claim(backend, worker)
     assert new.claim.job_id == old.claim.job_id
-    assert found(await backend.beat(worker, [old.claim, new.claim], [])) == ([old.claim], [], [])
+    assert found(await backend.beat(worker, knowing([old.claim, new.claim], []))) == ([old.claim], [], [])
 
 
 async def test_a_claim_whose_job_is_gone_is_lost(backend: Backend, clock: ManualClock) -> None:
@@ -158,7 +159,7 @@ async def test_a_claim_whose_job_is_gone_is_lost(backend: Backend, clock: Manual
     clock.advance(LEASE + MOMENT)
     await backend.reap(["notes"], limit=10)
     held = [finished.claim, parked.claim]
-    assert found(await backend.beat(worker, held, [])) == (held, [], [])
+    assert found(await backend.beat(worker, knowing(held, []))) == (held, [], [])
 
 
 async def test_one_lost_claim_takes_no_other_with_it(backend: Backend, clock: ManualClock) -> None:
@@ -167,9 +168,9 @@ async def test_one_lost_claim_takes_no_other_with_it(backend: Backend, clock: Ma
     lost = await claimed(backend, worker, timeout=timedelta(seconds=1))
     for _ in range(4):
         clock.advance(LEASE / 4)
-        await backend.beat(worker, [kept.claim, lost.claim], [])
+        await backend.beat(worker, knowing([kept.claim, lost.claim], []))
     assert list((await backend.reap(["notes"], limit=10)).requeued) == [lost.claim.job_id]
-    assert found(await backend.beat(worker, [kept.claim, lost.claim], [])) == ([lost.claim], [], [])
+    assert found(await backend.beat(worker, knowing([kept.claim, lost.claim], []))) == ([lost.claim], [], [])
     assert await backend.settle([Succeeded(kept.claim)]) == {kept.claim.job_id}
 
 
@@ -182,9 +183,9 @@ async def test_a_beat_and_a_reap_at_once_agree_on_who_has_the_job(
             job = await claimed(backend, worker)
             clock.advance(LEASE + MOMENT)
             reaping: asyncio.Task[Reaped] = asyncio.create_task(reaper.reap(["notes"], limit=10))
-            first = await backend.beat(worker, [job.claim], [])
+            first = await backend.beat(worker, knowing([job.claim], []))
             taken = list((await reaping).requeued) == [job.claim.job_id]
-            second = await backend.beat(worker, [job.claim], [])
+            second = await backend.beat(worker, knowing([job.claim], []))
             # The first may have looked before the reap; it must not say lost of what nobody took.
             assert taken or not first.lost
             assert list(second.lost) == ([job.claim] if taken else [])
@@ -203,7 +204,7 @@ async def test_a_beat_brings_back_what_an_operator_called_off(backend: Backend) 
     stopped, kept = await claim(backend, worker, 2)
     assert await backend.cancel(stopped.claim.job_id) is CancelStatus.REQUESTED
     held = [stopped.claim, kept.claim]
-    assert found(await backend.beat(worker, held, [])) == ([], [stopped.claim], [])
+    assert found(await backend.beat(worker, knowing(held, []))) == ([], [stopped.claim], [])
 
 
 async def test_a_job_that_was_called_off_is_named_at_every_beat_until_it_ends(backend: Backend) -> None:
@@ -211,9 +212,9 @@ async def test_a_job_that_was_called_off_is_named_at_every_beat_until_it_ends(ba
     job = await claimed(backend, worker)
     await backend.cancel(job.claim.job_id)
     for _ in range(3):
-        assert found(await backend.beat(worker, [job.claim], [])) == ([], [job.claim], [])
+        assert found(await backend.beat(worker, knowing([job.claim], []))) == ([], [job.claim], [])
     await backend.settle([Succeeded(job.claim)])
-    assert found(await backend.beat(worker, [], [])) == NOTHING
+    assert found(await backend.beat(worker, knowing([], []))) == NOTHING
 
 
 async def test_a_worker_is_not_told_to_stop_what_another_runs(backend: Backend) -> None:
@@ -221,7 +222,7 @@ async def test_a_worker_is_not_told_to_stop_what_another_runs(backend: Backend) 
     mine = await claimed(backend, worker)
     theirs = await claimed(backend, other)
     await backend.cancel(theirs.claim.job_id)
-    assert found(await backend.beat(worker, [mine.claim], [])) == NOTHING
+    assert found(await backend.beat(worker, knowing([mine.claim], []))) == NOTHING
 
 
 # Rows that the worker does not know of
@@ -236,13 +237,13 @@ async def test_a_claimed_job_that_its_worker_does_not_know_of_is_released(
     clock.advance(timedelta(seconds=3))
     (job,) = await claim(backend, worker)
     clock.advance(timedelta(seconds=3))
-    assert found(await backend.beat(worker, [], [])) == ([], [], [job.claim])
+    assert found(await backend.beat(worker, knowing([], []))) == ([], [], [job.claim])
     released = await stored(backend, job_id)
     assert (released.status, released.attempt, released.crashes) == (JobStatus.PENDING, 0, 0)
     assert released.available_at == waits_since
     assert (released.worker_id, released.claimed_at, released.deadline_at) == (None, None, None)
     assert errors_of(database, job_id) == []
-    assert found(await backend.beat(worker, [], [])) == NOTHING
+    assert found(await backend.beat(worker, knowing([], []))) == NOTHING
 
 
 async def test_a_released_job_starts_where_it_was(backend: Backend, clock: ManualClock) -> None:
@@ -252,7 +253,7 @@ async def test_a_released_job_starts_where_it_was(backend: Backend, clock: Manua
     await backend.reap(["notes"], limit=10)
     (second,) = await claim(backend, worker)
     assert (second.attempt, second.crashes) == (2, 1)
-    await backend.beat(worker, [], [])
+    await backend.beat(worker, knowing([], []))
     again = await claim_again(backend, crashed.claim.job_id)
     assert (again.attempt, again.crashes) == (2, 1)
 
@@ -262,14 +263,14 @@ async def test_a_released_job_keeps_its_place_in_the_line(backend: Backend, cloc
     unknown = await claimed(backend, worker)
     clock.advance(timedelta(seconds=1))
     (younger,) = await enqueue(backend, new_job())
-    await backend.beat(worker, [], [])
+    await backend.beat(worker, knowing([], []))
     assert [job.claim.job_id for job in await claim(backend, worker, 2)] == [unknown.claim.job_id, younger]
 
 
 async def test_a_late_write_about_a_released_job_changes_nothing(backend: Backend) -> None:
     worker = new_worker()
     job = await claimed(backend, worker)
-    await backend.beat(worker, [], [])
+    await backend.beat(worker, knowing([], []))
     assert await backend.settle([Succeeded(job.claim)]) == frozenset()
     assert (await stored(backend, job.claim.job_id)).status is JobStatus.PENDING
 
@@ -280,7 +281,7 @@ async def test_a_released_job_that_was_called_off_is_ended_by_the_next_claim(
     worker = new_worker()
     job = await claimed(backend, worker)
     await backend.cancel(job.claim.job_id)
-    assert found(await backend.beat(worker, [], [])) == ([], [], [job.claim])
+    assert found(await backend.beat(worker, knowing([], []))) == ([], [], [job.claim])
     answer = await backend.claim(worker, new_token(), {"notes": 1}, ["Note"])
     assert (list(answer.jobs), answer.ended) == ([], 1)
     assert (database.count(), database.count("queue_dead_jobs")) == (0, 0)
@@ -290,7 +291,7 @@ async def test_the_rows_of_another_worker_are_never_released(backend: Backend, c
     worker, other = new_worker(), new_worker()
     theirs = await claimed(backend, other)
     clock.advance(10 * LEASE)
-    assert found(await backend.beat(worker, [], [])) == NOTHING
+    assert found(await backend.beat(worker, knowing([], []))) == NOTHING
     assert (await stored(backend, theirs.claim.job_id)).worker_id == other.id
 
 
@@ -298,7 +299,7 @@ async def test_unknown_rows_are_released_from_every_queue(backend: Backend) -> N
     worker = new_worker(queues=["notes", "other"])
     one = await claimed(backend, worker)
     two = await claimed(backend, worker, queue="other")
-    beat = await backend.beat(worker, [], [])
+    beat = await backend.beat(worker, knowing([], []))
     assert set(beat.unknown) == {one.claim, two.claim}
 
 
@@ -307,9 +308,9 @@ async def test_a_claim_whose_answer_is_still_in_flight_is_left_alone(backend: Ba
     worker, token = new_worker(), new_token()
     await enqueue(backend, new_job(), new_job())
     answer = await backend.claim(worker, token, {"notes": 2}, ["Note"])
-    assert found(await backend.beat(worker, [], [token])) == NOTHING
+    assert found(await backend.beat(worker, knowing([], [token]))) == NOTHING
     held = [job.claim for job in answer.jobs]
-    assert found(await backend.beat(worker, held, [])) == NOTHING
+    assert found(await backend.beat(worker, knowing(held, []))) == NOTHING
     assert await backend.settle([Succeeded(claim) for claim in held]) == {claim.job_id for claim in held}
 
 
@@ -317,8 +318,8 @@ async def test_a_claim_whose_answer_never_came_is_released_when_its_token_is_giv
     worker, token = new_worker(), new_token()
     (job_id,) = await enqueue(backend, new_job())
     await backend.claim(worker, token, {"notes": 1}, ["Note"])
-    assert found(await backend.beat(worker, [], [token])) == NOTHING
-    assert found(await backend.beat(worker, [], [])) == ([], [], [Claim(job_id, token)])
+    assert found(await backend.beat(worker, knowing([], [token]))) == NOTHING
+    assert found(await backend.beat(worker, knowing([], []))) == ([], [], [Claim(job_id, token)])
     assert (await stored(backend, job_id)).status is JobStatus.PENDING
 
 
@@ -327,12 +328,12 @@ async def test_a_token_in_flight_protects_its_own_rows_only(backend: Backend) ->
     held, forgotten = await claimed(backend, worker), await claimed(backend, worker)
     (job_id,) = await enqueue(backend, new_job())
     await backend.claim(worker, token, {"notes": 1}, ["Note"])
-    assert found(await backend.beat(worker, [held.claim], [token, new_token()])) == ([], [], [forgotten.claim])
+    assert found(await backend.beat(worker, knowing([held.claim], [token, new_token()]))) == ([], [], [forgotten.claim])
     assert (await stored(backend, job_id)).status is JobStatus.CLAIMED
 
 
 async def test_a_token_in_flight_that_took_nothing_is_nothing_to_a_beat(backend: Backend) -> None:
-    assert found(await backend.beat(new_worker(), [], [new_token()])) == NOTHING
+    assert found(await backend.beat(new_worker(), knowing([], [new_token()]))) == NOTHING
 
 
 @pytest.mark.parametrize("jobs", [1, 7])
@@ -343,9 +344,30 @@ async def test_a_claim_and_a_beat_at_once_leave_every_job_with_its_worker(backen
         await enqueue(backend, *(new_job() for _ in range(jobs)))
         token = new_token()
         answer, beat = await asyncio.gather(
-            backend.claim(worker, token, {"notes": jobs}, ["Note"]), backend.beat(worker, [], [token])
+            backend.claim(worker, token, {"notes": jobs}, ["Note"]), backend.beat(worker, knowing([], [token]))
         )
         assert found(beat) == NOTHING
         held = [job.claim for job in answer.jobs]
         assert len(held) == jobs
         assert await backend.settle([Succeeded(claim) for claim in held]) == {claim.job_id for claim in held}
+
+
+async def test_a_claim_that_is_made_while_the_beat_looks_is_neither_released_nor_lost(
+    backend: Backend, database: Database
+) -> None:
+    """The worker goes on claiming and settling on its own thread: what it knows changes in the middle of a beat."""
+    worker = new_worker()
+    await backend.enqueue_many([new_job(), new_job()])
+    settled, new = await claim(backend, worker, 2)
+    await backend.settle([Succeeded(settled.claim)])
+    answers = iter([Known([settled.claim]), Known([new.claim])])
+    beat = await backend.beat(worker, lambda: next(answers))
+    assert (list(beat.lost), list(beat.unknown)) == ([], [])
+    assert database.jobs("status") == [("claimed",)]
+
+
+async def test_a_claim_that_is_known_only_after_the_look_is_not_lost(backend: Backend) -> None:
+    worker = new_worker()
+    later = Claim(JobId(77), new_token())
+    answers = iter([Known(), Known([later])])
+    assert list((await backend.beat(worker, lambda: next(answers))).lost) == []

@@ -661,3 +661,8 @@ async def test_a_retry_is_due_when_its_wait_is_over(backend: Backend, clock: Man
     clock.advance(SECOND)
     await backend.settle([Retried(job.claim, failure(), timedelta(seconds=30))])
     assert await backend.next_due(["notes"]) == timedelta(seconds=30)
+
+
+async def test_a_type_that_is_named_twice_counts_once(backend: Backend) -> None:
+    await backend.enqueue_many([new_job() for _ in range(3)])
+    assert len(await claim(backend, new_worker(), 2, job_types=["Note", "Note"])) == 2

@@ -2,12 +2,23 @@
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from queue_core.backend import Backend
-from queue_core.model import Cancelled, CancelStatus, EnqueueStatus, JobId, JobStatus, Retried, Succeeded, Wakeup
+from queue_core.model import (
+    Cancelled,
+    CancelStatus,
+    EnqueueStatus,
+    JobId,
+    JobStatus,
+    Released,
+    Retried,
+    Succeeded,
+    Wakeup,
+)
 from tests.support.clock import ManualClock
 from tests.support.databases import Database
 from tests.support.jobs import new_job
@@ -16,6 +27,7 @@ from tests.support.store import (
     claimed,
     enqueue,
     failure,
+    knowing,
     listening,
     moment,
     new_token,
@@ -163,7 +175,7 @@ async def test_the_worker_of_a_job_that_runs_is_asked_to_stop_it(backend: Backen
         assert await backend.cancel(job.claim.job_id) is CancelStatus.REQUESTED
         clock.advance(timedelta(seconds=1))
     assert (await stored(backend, job.claim.job_id)).status is JobStatus.CLAIMED
-    assert list((await backend.beat(worker, [job.claim], [])).to_cancel) == [job.claim]
+    assert list((await backend.beat(worker, knowing([job.claim], []))).to_cancel) == [job.claim]
 
 
 async def test_the_first_request_to_stop_is_the_one_that_is_kept(
@@ -229,6 +241,23 @@ async def test_a_claim_and_a_cancel_at_once_agree(backend: Backend, engine: Asyn
             jobs, status = await asyncio.gather(claim(backend, worker), operator.cancel(job_id))
             held = [job.claim for job in jobs]
             assert status is (CancelStatus.REQUESTED if held else CancelStatus.CANCELLED)
-            assert list((await backend.beat(worker, held, [])).to_cancel) == held
+            assert list((await backend.beat(worker, knowing(held, []))).to_cancel) == held
             await backend.settle([Cancelled(claim, "called off") for claim in held])
             assert await backend.get(job_id) is None
+
+
+@pytest.mark.parametrize("mode", ["replace", "preserve_run_at"])
+async def test_a_job_that_replaces_one_that_was_called_off_is_run(backend: Backend, mode: Any) -> None:
+    await backend.enqueue_many([new_job(key="k", unique_key="k")])
+    (job,) = await claim(backend, new_worker())
+    await backend.cancel(job.claim.job_id)
+    await backend.settle([Released(job.claim)])
+    (answer,) = await backend.enqueue_many([new_job(key="k", unique_key="k", key_mode=mode, payload='"new"')])
+    assert answer.status is EnqueueStatus.REPLACED
+    (again,) = await claim(backend, new_worker())
+    assert again.payload == '"new"'
+
+
+@pytest.mark.parametrize("reason", ["a\x00b", "a\ud800b"])
+async def test_whatever_the_reason_says_the_queue_is_paused(backend: Backend, reason: str) -> None:
+    assert await backend.pause("notes", reason=reason)

@@ -14,7 +14,7 @@ from tests.support.clock import ManualClock
 from tests.support.databases import Database
 from tests.support.jobs import new_job
 from tests.support.spy import Spy
-from tests.support.store import LEASE, claim, failure, new_worker
+from tests.support.store import LEASE, claim, failure, knowing, new_worker
 
 DOCS = Path(__file__).parents[2] / "docs" / "store.md"
 
@@ -76,7 +76,7 @@ async def test_a_thousand_jobs_one_by_one_cost_what_the_documentation_says(
 async def test_an_idle_worker_costs_what_the_documentation_says(watched: Backend, database: Database, spy: Spy) -> None:
     worker = await watched.register_worker(new_worker())
     spy.reset()
-    await watched.beat(worker, [], [])
+    await watched.beat(worker, knowing([], []))
     check("a beat, whatever is held", database, spy)
     await claim(watched, worker)
     spy.reset()

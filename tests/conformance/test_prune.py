@@ -10,7 +10,7 @@ from queue_core.model import JobId, Succeeded, WorkerId
 from tests.support.clock import ManualClock
 from tests.support.databases import Database
 from tests.support.jobs import new_job
-from tests.support.store import LEASE, claimed, enqueue, new_worker, opened_backend
+from tests.support.store import LEASE, claimed, enqueue, knowing, new_worker, opened_backend
 
 MOMENT = timedelta(microseconds=1)
 HOUR = timedelta(hours=1)
@@ -61,7 +61,7 @@ async def test_the_history_of_every_queue_and_ending_is_pruned(
             await backend.settle([Succeeded(job.claim)])
         await finish(backend)
         clock.advance(HOUR)
-        await backend.beat(worker, [], [])
+        await backend.beat(worker, knowing([], []))
         assert await backend.prune(older_than=HOUR - MOMENT, limit=10) == 3
         assert finished(database) == []
 
@@ -162,7 +162,7 @@ async def test_a_worker_that_beats_is_not_forgotten_however_long_it_lives(
     worker = await backend.register_worker(new_worker())
     for _ in range(5):
         clock.advance(DAY)
-        await backend.beat(worker, [], [])
+        await backend.beat(worker, knowing([], []))
         assert await backend.prune(older_than=LEASE, limit=10) == 0
     assert workers(database) == {worker.id}
 

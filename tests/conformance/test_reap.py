@@ -35,6 +35,7 @@ from tests.support.store import (
     failure,
     failures,
     holder_of,
+    knowing,
     listening,
     moment,
     new_token,
@@ -204,7 +205,7 @@ async def by_death(backend: Backend, _clock: ManualClock, worker: Worker, _job: 
 
 async def by_time_limit(backend: Backend, clock: ManualClock, worker: Worker, job: ClaimedJob) -> None:
     clock.advance(timedelta(seconds=10 + 30) + MOMENT)
-    await backend.beat(worker, [job.claim], [])
+    await backend.beat(worker, knowing([job.claim], []))
     assert len(await backend.reap(["notes"], limit=10)) == 1
 
 
@@ -299,7 +300,7 @@ async def test_a_live_worker_keeps_its_jobs_beside_a_silent_one(backend: Backend
     lost = await claimed(backend, silent)
     kept = await claimed(backend, live)
     clock.advance(LEASE / 2)
-    await backend.beat(live, [kept.claim], [])
+    await backend.beat(live, knowing([kept.claim], []))
     clock.advance(LEASE / 2 + MOMENT)
     assert await reap(backend) == [lost.claim.job_id]
     assert (await stored(backend, kept.claim.job_id)).worker_id == live.id
@@ -372,7 +373,7 @@ async def test_a_job_well_past_its_time_limit_is_taken_from_a_worker_that_lives(
     (error,) = errors_of(database, late.claim.job_id)
     assert (error.kind, error.message) == ("DeadlineExceeded", "time limit exceeded")
     assert (await stored(backend, unlimited.claim.job_id)).status is JobStatus.CLAIMED
-    assert list((await backend.beat(worker, [unlimited.claim, late.claim], [])).lost) == [late.claim]
+    assert list((await backend.beat(worker, knowing([unlimited.claim, late.claim], []))).lost) == [late.claim]
 
 
 async def test_a_last_attempt_well_past_its_time_limit_is_parked(
@@ -530,10 +531,10 @@ async def test_a_clock_that_jumps_forward_past_the_lease_lets_a_reap_take_the_jo
     """The database can't tell a jump from silence. A worker waits after one before it reaps."""
     worker = new_worker()
     job = await claimed(backend, worker)
-    await backend.beat(worker, [job.claim], [])
+    await backend.beat(worker, knowing([job.claim], []))
     clock.advance(HOUR)
     assert await reap(backend) == [job.claim.job_id]
-    assert list((await backend.beat(worker, [job.claim], [])).lost) == [job.claim]
+    assert list((await backend.beat(worker, knowing([job.claim], []))).lost) == [job.claim]
 
 
 async def test_a_clock_that_jumps_back_takes_nothing_from_anybody(backend: Backend, clock: ManualClock) -> None:
@@ -541,7 +542,7 @@ async def test_a_clock_that_jumps_back_takes_nothing_from_anybody(backend: Backe
     job = await claimed(backend, worker, timeout=timedelta(seconds=10))
     clock.advance(-HOUR)
     assert await reap(backend) == []
-    beat = await backend.beat(worker, [job.claim], [])
+    beat = await backend.beat(worker, knowing([job.claim], []))
     assert (list(beat.lost), list(beat.unknown)) == ([], [])
     clock.advance(LEASE / 4)
     assert await reap(backend) == []

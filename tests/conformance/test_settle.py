@@ -21,6 +21,7 @@ from queue_core.model import (
     Failure,
     JobId,
     JobStatus,
+    Outcome,
     Parked,
     Released,
     Retried,
@@ -623,3 +624,21 @@ async def test_a_wait_without_end_is_one_of_a_hundred_years(backend: Backend, cl
     stored = await backend.get(job.claim.job_id)
     assert stored is not None
     assert stored.available_at == clock.now() + timedelta(days=36_500)
+
+
+async def test_whoever_repeats_a_settle_is_told_that_it_was_done(backend: Backend) -> None:
+    await backend.enqueue_many([new_job(), new_job()])
+    done, again = await claim(backend, new_worker(), 2)
+    outcomes: list[Outcome] = [Succeeded(done.claim), Released(again.claim)]
+    ids = {done.claim.job_id, again.claim.job_id}
+    assert await backend.settle(outcomes) == ids
+    assert await backend.settle(outcomes) == frozenset()
+    assert await backend.settle(outcomes, repeated=True) == ids
+
+
+async def test_a_repeated_settle_of_a_job_that_is_plainly_still_there_is_not_done(backend: Backend) -> None:
+    await backend.enqueue_many([new_job()])
+    (first,) = await claim(backend, new_worker())
+    await backend.settle([Released(first.claim)])
+    await claim(backend, new_worker())
+    assert await backend.settle([Succeeded(first.claim)], repeated=True) == frozenset()

@@ -20,6 +20,7 @@ from tests.support.store import (
     enqueue,
     everything,
     failure,
+    knowing,
     new_token,
     new_worker,
     one_of_each,
@@ -267,7 +268,7 @@ async def test_a_beat_with_a_lost_claim_is_told_so_and_leaves_the_job_to_its_hol
     await taken_back(backend, clock)
     await claim_again(backend, job.claim.job_id)
     before = everything(database)
-    beat = await backend.beat(alice, [job.claim], [])
+    beat = await backend.beat(alice, knowing([job.claim], []))
     assert (list(beat.lost), list(beat.to_cancel), list(beat.unknown)) == ([job.claim], [], [])
     assert everything(database) == before
 
@@ -279,7 +280,7 @@ async def test_a_beat_with_a_claim_that_nobody_holds_is_told_so_and_changes_noth
     async with opened_backend(engine, clock, history=True) as backend:
         stale = await SITUATIONS[situation](backend, clock)
         before = everything(database)
-        beat = await backend.beat(new_worker(), [stale], [])
+        beat = await backend.beat(new_worker(), knowing([stale], []))
         assert (list(beat.lost), list(beat.to_cancel), list(beat.unknown)) == ([stale], [], [])
         assert everything(database) == before
 
@@ -293,7 +294,7 @@ async def test_a_beat_tells_a_stale_claim_from_a_valid_one_to_the_same_job(
     await taken_back(backend, clock)
     (again,) = await claim(backend, alice)
     before = everything(database)
-    beat = await backend.beat(alice, [job.claim, again.claim], [])
+    beat = await backend.beat(alice, knowing([job.claim, again.claim], []))
     assert (list(beat.lost), list(beat.unknown)) == ([job.claim], [])
     assert everything(database) == before
 
@@ -304,7 +305,7 @@ async def test_a_beat_is_not_misled_by_the_token_of_another_job_in_the_same_batc
     jobs = await crossed(backend, clock)
     holder = new_worker(id=(await stored(backend, jobs.now.job_id)).worker_id)
     before = everything(database)
-    beat = await backend.beat(holder, [jobs.stale, jobs.neighbour, jobs.now], [])
+    beat = await backend.beat(holder, knowing([jobs.stale, jobs.neighbour, jobs.now], []))
     assert (list(beat.lost), list(beat.unknown)) == ([jobs.stale], [])
     assert everything(database) == before
 
@@ -316,7 +317,7 @@ async def test_a_beat_gives_back_a_job_that_is_held_by_its_token_only(
     jobs = await crossed(backend, clock)
     holder = new_worker(id=(await stored(backend, jobs.now.job_id)).worker_id)
     before = row_of(database, jobs.neighbour)
-    beat = await backend.beat(holder, [jobs.stale, jobs.neighbour], [])
+    beat = await backend.beat(holder, knowing([jobs.stale, jobs.neighbour], []))
     assert (list(beat.lost), list(beat.unknown)) == ([jobs.stale], [jobs.now])
     assert (await stored(backend, jobs.now.job_id)).status is JobStatus.PENDING
     assert row_of(database, jobs.neighbour) == before
@@ -331,6 +332,6 @@ async def test_a_request_to_stop_reaches_the_holder_and_not_who_lost_the_job(
     await taken_back(backend, clock)
     (again,) = await claim(backend, bob)
     await backend.cancel(job.claim.job_id)
-    beat = await backend.beat(alice, [job.claim], [])
+    beat = await backend.beat(alice, knowing([job.claim], []))
     assert (list(beat.lost), list(beat.to_cancel)) == ([job.claim], [])
-    assert list((await backend.beat(bob, [again.claim], [])).to_cancel) == [again.claim]
+    assert list((await backend.beat(bob, knowing([again.claim], []))).to_cancel) == [again.claim]

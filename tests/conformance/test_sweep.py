@@ -20,6 +20,7 @@ from tests.support.store import (
     enqueue,
     errors_of,
     holder_of,
+    knowing,
     listening,
     moment,
     new_token,
@@ -147,7 +148,7 @@ async def test_only_the_claims_of_the_dead_are_swept_whatever_the_lease_of_other
     others = [await claimed(backend, worker, timeout=MOMENT) for worker in (silent, stopped, late)]
     clock.advance(10 * LEASE)
     await backend.forget_worker(stopped.id)
-    await backend.beat(late, [others[-1].claim], [])
+    await backend.beat(late, knowing([others[-1].claim], []))
     assert await sweep(backend, dead.id) == [orphan.claim.job_id]
     for job in others:
         assert (await stored(backend, job.claim.job_id)).status is JobStatus.CLAIMED

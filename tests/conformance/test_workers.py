@@ -22,6 +22,7 @@ from tests.support.store import (
     claim_again,
     claimed,
     holder_of,
+    knowing,
     moment,
     new_worker,
     opened_backend,
@@ -122,7 +123,7 @@ async def test_a_worker_that_beats_after_it_stopped_is_there_again(backend: Back
     worker = await backend.register_worker(new_worker())
     job = await claimed(backend, worker)
     await backend.forget_worker(worker.id)
-    assert list((await backend.beat(worker, [job.claim], [])).lost) == []
+    assert list((await backend.beat(worker, knowing([job.claim], []))).lost) == []
     assert not (await holder_of(backend, worker)).stopped
     assert len(await backend.reap(["notes"], limit=10)) == 0
 
@@ -284,7 +285,7 @@ async def test_the_lock_file_of_a_killed_process_goes_with_its_row(
     swept = await backend.sweep_orphans(["notes"], [killed.worker.id], park=False, limit=10)
     assert len(swept.requeued) == 1
     clock.advance(HOUR)
-    await backend.beat(live, [], [])
+    await backend.beat(live, knowing([], []))
     assert await backend.prune(older_than=HOUR - MOMENT, limit=10) == 1
     assert not lock_file(database, killed.worker.lock_file).exists()
     assert is_locked(lock_file(database, live.lock_file))

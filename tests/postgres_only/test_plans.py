@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from queue_core.config import QueueConfig
 from queue_core.connect import connect
-from queue_core.model import Claim, JobId, Token
+from queue_core.model import Claim, JobId
 from tests.support.databases import PostgresDatabase
 from tests.support.spy import Spy
 from tests.support.store import failure, new_token, new_worker
@@ -110,9 +110,8 @@ def calls() -> Iterator[tuple[str, Any]]:
     yield "find claimed", next(claim_sql.find_claimed(WORKER.id, TOKEN))
     yield "give back", claim_sql.give_back(WORKER.id, TOKEN)
     yield "extend", claim_sql.extend(held, second)
-    beating = claim_sql.beat(WORKER, held, [Token(new_token())])
-    next(beating)
-    yield "beat", beating.send([])
+    yield "find mine", claim_sql.find_mine(WORKER.id)
+    yield "release unknown", claim_sql.release(held)
     yield "next due", claim_sql.next_due(["a", "b", "c"])
     yield "end", next(settle_sql.end([settlement.Ended(claim, True, None, None) for claim in held]))
     yield "go again", next(settle_sql.go_again([settlement.Again(claim, second, 0, 0, "{}") for claim in held]))

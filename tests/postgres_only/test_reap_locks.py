@@ -14,7 +14,7 @@ from queue_core.backend import Backend
 from queue_core.model import Beat, ClaimedJob, JobStatus, Reaped, Succeeded, Worker
 from tests.support.clock import ManualClock
 from tests.support.databases import PostgresDatabase
-from tests.support.store import LEASE, claim_again, claimed, new_worker, opened_backend, stored
+from tests.support.store import LEASE, claim_again, claimed, knowing, new_worker, opened_backend, stored
 
 pytestmark = pytest.mark.postgres_only("row locks: SQLite has one lock for all writers")
 
@@ -152,7 +152,7 @@ async def test_a_reap_in_its_middle_holds_the_row_of_the_worker(
         stopper.rollback()
         assert list((await reaping).requeued) == [job.claim.job_id]
     lock_now(database, worker)
-    assert list((await backend.beat(worker, [job.claim], [])).lost) == [job.claim]
+    assert list((await backend.beat(worker, knowing([job.claim], []))).lost) == [job.claim]
     again = await claim_again(backend, job.claim.job_id)
     assert (again.attempt, again.crashes) == (2, 1)
     assert await backend.settle([Succeeded(job.claim)]) == frozenset()
@@ -168,7 +168,7 @@ async def test_a_beat_in_the_middle_of_a_reap_waits_for_its_end_and_hears_what_w
         stopper.execute("LOCK TABLE queue_dead_jobs IN ACCESS EXCLUSIVE MODE")
         reaping: asyncio.Task[Reaped] = asyncio.create_task(reaper.reap(["notes"], limit=10))
         await come_to_wait(database)
-        beating: asyncio.Task[Beat] = asyncio.create_task(backend.beat(worker, [last.claim], []))
+        beating: asyncio.Task[Beat] = asyncio.create_task(backend.beat(worker, knowing([last.claim], [])))
         await come_to_wait(database, 2)
         stopper.rollback()
         reaped, beat = await asyncio.gather(reaping, beating)
@@ -186,7 +186,7 @@ async def test_a_sweep_in_its_middle_holds_the_row_of_the_worker(
             lock_now(database, worker)
         stopper.rollback()
         assert list((await sweeping).requeued) == [job.claim.job_id]
-    assert list((await backend.beat(worker, [job.claim], [])).lost) == [job.claim]
+    assert list((await backend.beat(worker, knowing([job.claim], []))).lost) == [job.claim]
 
 
 async def test_a_worker_whose_row_is_locked_is_left_for_the_next_reap(

@@ -6,6 +6,7 @@ import random
 import stat
 from collections.abc import Generator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -16,6 +17,7 @@ from queue_core import BackendUnavailable, Queue, TransactionOpen
 from queue_core.backend import Backend
 from tests.support.databases import SqliteDatabase
 from tests.support.jobs import Note, new_job
+from tests.support.processes import output_of
 from tests.support.spy import Spy
 
 pytestmark = pytest.mark.sqlite_only("row locks: Postgres has them, SQLite has one lock for all")
@@ -156,3 +158,25 @@ async def test_whoever_queues_for_a_locked_file_hears_of_it_in_time(
         assert all(isinstance(answer, BackendUnavailable) for answer in answers)
         # Most gave up while they waited for their turn, and not after a wait of their own for the file.
         assert [type(answer.__cause__) for answer in answers if isinstance(answer, Exception)].count(TimeoutError) >= 5
+
+
+OPENED_AND_CLOSED = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+print(connection.execute("SELECT count(*) FROM queue_jobs").fetchone()[0])
+connection.close()
+"""
+
+
+async def test_a_file_that_is_in_use_already_keeps_its_locks_when_a_queue_is_opened_on_it(
+    database: SqliteDatabase, engine: AsyncEngine, tmp_path: Path
+) -> None:
+    """Without them another process removes the write-ahead log when it leaves, with what was committed to it."""
+    async with Queue(engine, jobs=[Note]) as first:
+        await first.enqueue(Note())
+        async with Queue(engine, jobs=[Note]) as second:
+            output_of("-c", OPENED_AND_CLOSED, str(database.path), cwd=tmp_path)
+            assert database.path.with_name("jobs.db-wal").exists()
+            await first.enqueue(Note())
+            await second.enqueue(Note())
+            assert output_of("-c", OPENED_AND_CLOSED, str(database.path), cwd=tmp_path) == "3\n"

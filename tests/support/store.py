@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -22,6 +22,7 @@ from queue_core.model import (
     Failure,
     Holder,
     JobId,
+    Known,
     NewJob,
     Outcome,
     Parked,
@@ -185,3 +186,8 @@ def writes(spy: Spy) -> Sequence[str]:
     """The statements that wrote, locked rows, or took SQLite's write lock; a WITH that only looks is none of them."""
     words = r"\b(INSERT INTO|UPDATE|DELETE FROM|BEGIN IMMEDIATE)\b"
     return [statement for statement in spy.statements if re.search(words, statement)]
+
+
+def knowing(held: Collection[Claim] = (), pending: Collection[Token] = ()) -> Callable[[], Known]:
+    """A worker that knows of these claims and tokens, whenever a beat asks."""
+    return lambda: Known(list(held), list(pending))
