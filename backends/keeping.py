@@ -136,7 +136,7 @@ class Keeping(Producing, Storing):
             partial(self._upkeep_sql.is_abandoned, queues), name="look for silent workers"
         ):
             return Reaped()
-        return await self._take_back(partial(self._reap, queues, limit), name="reap")
+        return await self._take_back(partial(self._reap, queues, limit), queues, name="reap")
 
     def _reap(self, queues: Collection[QueueName], limit: int) -> Steps[TakenBack]:
         silent = [row[0] for row in (yield self._upkeep_sql.lock_silent(queues, limit))]
@@ -149,7 +149,7 @@ class Keeping(Producing, Storing):
     ) -> Reaped:
         if not queues or not dead:
             return Reaped()
-        return await self._take_back(partial(self._sweep, queues, dead, park, limit), name="sweep")
+        return await self._take_back(partial(self._sweep, queues, dead, park, limit), queues, name="sweep")
 
     def _sweep(
         self, queues: Collection[QueueName], dead: Collection[WorkerId], park: bool, limit: int
@@ -159,9 +159,12 @@ class Keeping(Producing, Storing):
         orphans = [each._replace(cause="dead") for each in self._upkeep_sql.read_abandoned(rows)]
         return (yield from take_back(orphans, self._settle_sql, taken_by="orphan sweep", park=park))
 
-    async def _take_back(self, steps: Callable[[], Steps[TakenBack]], *, name: str) -> Reaped:
-        taken = await self._perform(steps, name=name, transaction=True)
-        self._announce(taken.woken)
+    async def _take_back(
+        self, steps: Callable[[], Steps[TakenBack]], queues: Collection[QueueName], *, name: str
+    ) -> Reaped:
+        doubt = Doubt()
+        taken = await self._perform(steps, name=name, transaction=True, doubt=doubt)
+        self._announce(frozenset(queues) if doubt.is_there else taken.woken)
         return taken.reaped
 
     # Time

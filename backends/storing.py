@@ -191,8 +191,10 @@ class Storing(SqlBase):
     # Living
 
     async def beat(self, worker: Worker, known: Callable[[], Known]) -> Beat:
-        beaten = await self._perform(partial(beat, self._claim_sql, worker, known), name="beat", transaction=True)
-        self._announce(beaten.woken)
+        doubt = Doubt()
+        steps = partial(beat, self._claim_sql, worker, known)
+        beaten = await self._perform(steps, name="beat", transaction=True, doubt=doubt)
+        self._announce(frozenset(worker.queues) if doubt.is_there else beaten.woken)
         return beaten.beat
 
     async def next_due(self, queues: Collection[QueueName]) -> timedelta | None:

@@ -96,7 +96,7 @@ class JobStore(Producer, Protocol):
         and registered there *before* the call: it finds the rows again when the answer was lost. Paused queues give
         nothing. A job that has expired and of which no attempt counts, or that was called off, is ended instead of
         claimed, and takes nobody's room: the claim goes on, in a further transaction. A claim whose caller is
-        cancelled gives back what it took.
+        cancelled gives back what it took, unless its answer reaches the caller all the same.
         """
         ...
 
@@ -149,7 +149,8 @@ class Upkeep(Protocol):
         """Take back the claims of these queues whose worker's lease ran out, the worker's row locked first.
 
         Also those whose worker has stopped or has no row, and those that are well past their own time limit. Each
-        counts as a crash; without attempts left the job is parked. Writes nothing when there is nothing to take.
+        counts as a crash; without attempts left the job is parked. Writes nothing when there is nothing to take. The
+        report is lost with a lost answer, its effects are not.
         """
         ...
 
