@@ -133,7 +133,7 @@ class PostgresBackend(Keeping, Looking):
                 connection = await checkout(self._engine)
             driver: Any = connection.driver_connection
             try:
-                await self._refresh_plans(connection, driver)
+                await self._refresh_plans(connection, driver, deadline)
                 yield driver
             except asyncpg.PostgresError:
                 # The server's answer: the connection is as good as before, unless it ended with it.
@@ -144,7 +144,7 @@ class PostgresBackend(Keeping, Looking):
                 raise
             await give_back(connection)
 
-    async def _refresh_plans(self, connection: PoolProxiedConnection, driver: Any) -> None:
+    async def _refresh_plans(self, connection: PoolProxiedConnection, driver: Any, deadline: float) -> None:
         """Let statements be planned again from time to time, for the table as it is then.
 
         A plan is kept with its prepared statement until somebody analyses the table. One that was made while the
@@ -153,7 +153,7 @@ class PostgresBackend(Keeping, Looking):
         now = asyncio.get_running_loop().time()
         if now >= connection.info.get(_PLANNED_UNTIL, 0.0):
             if _PLANNED_UNTIL in connection.info:
-                await driver.execute("DISCARD PLANS", timeout=_STATEMENT_TIMEOUT)
+                await driver.execute("DISCARD PLANS", timeout=time_left(deadline) + _LAST_WORD)
             connection.info[_PLANNED_UNTIL] = now + _PLAN_AGE
 
     async def _run(self, steps: Steps[T], deadline: float, *, transaction: bool) -> T:
@@ -161,11 +161,9 @@ class PostgresBackend(Keeping, Looking):
             if not transaction:
                 return await self._drive(steps, driver, deadline)
             # BEGIN, COMMIT and ROLLBACK have no time limit of their own.
-            async with asyncio.timeout_at(deadline + _LAST_WORD):
+            async with asyncio.timeout_at(deadline + _LAST_WORD), driver.transaction(isolation="read_committed"):
                 with _cut_off(driver):
-                    async with driver.transaction(isolation="read_committed"):
-                        with _cut_off(driver):
-                            return await self._drive(steps, driver, deadline)
+                    return await self._drive(steps, driver, deadline)
 
     async def _drive(self, steps: Steps[T], driver: Any, deadline: float) -> T:
         try:
