@@ -20,6 +20,7 @@ from queue_core.config import QueueConfig
 from queue_core.connect import connect
 from queue_core.model import Claim, JobId
 from tests.support.databases import PostgresDatabase
+from tests.support.jobs import new_job
 from tests.support.spy import Spy
 from tests.support.store import failure, new_token, new_worker
 
@@ -215,3 +216,24 @@ async def test_a_connection_has_its_plans_discarded_from_time_to_time(
     await backend.close()
     await engine.dispose()
     assert "DISCARD PLANS" in spy.statements
+
+
+@pytest.mark.parametrize("analysed_at", [0, 1, 20])
+async def test_a_claim_takes_exactly_what_it_asks_for_whatever_the_planner_believes(
+    new_postgres: Callable[[], PostgresDatabase], analysed_at: int
+) -> None:
+    """A LIMIT that the planner carries out once for each row of a join takes as many jobs as there are rows."""
+    database = new_postgres()
+    engine = create_async_engine(database.url)
+    backend = connect(engine, QueueConfig(notify=False), None)
+    await backend.open(migrate=True)
+    database.query("ALTER TABLE queue_jobs SET (autovacuum_enabled = false)")
+    await backend.enqueue_many([new_job() for _ in range(analysed_at)])
+    database.query("ANALYZE")
+    await backend.enqueue_many([new_job() for _ in range(40)])
+    # More often than it takes for a prepared statement to keep its plan.
+    taken = [len((await backend.claim(WORKER, new_token(), {"notes": 1}, ["Note", "Other"])).jobs) for _ in range(8)]
+    await backend.close()
+    await engine.dispose()
+    assert taken == [1] * 8
+    assert database.query("SELECT count(*) FROM queue_jobs WHERE status = 'claimed'") == [(8,)]
