@@ -7,7 +7,7 @@ aiosqlite's thread it would cost twenty times that. So it is asked here, on the 
 import asyncio
 import sqlite3
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -22,13 +22,15 @@ class Changes:
         self._on_change = on_change
         self._users = 0
         self._task: asyncio.Task[None] | None = None
+        self._connection: sqlite3.Connection | None = None
 
     @asynccontextmanager
     async def watched(self) -> AsyncGenerator[None]:
         """Watch as long as one of these is open; what was committed before is not seen as a change."""
         if self._task is None:
-            connection = sqlite3.connect(self._path(), timeout=0, isolation_level=None)
-            self._task = asyncio.create_task(self._run(connection, _version(connection)), name="queue-core watch")
+            self._connection = sqlite3.connect(self._path(), timeout=0, isolation_level=None)
+            watching = self._run(self._connection, _version(self._connection))
+            self._task = asyncio.create_task(watching, name="queue-core watch")
         self._users += 1
         try:
             yield
@@ -39,18 +41,21 @@ class Changes:
 
     async def close(self) -> None:
         task, self._task = self._task, None
+        connection, self._connection = self._connection, None
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
+        if connection is not None:
+            # Here and not in the task, which may have been cancelled before it began.
+            connection.close()
 
     async def _run(self, connection: sqlite3.Connection, seen: int | None) -> None:
-        with closing(connection):
-            while True:
-                await asyncio.sleep(_EVERY)
-                version = _version(connection)
-                if version is not None and version != seen:
-                    seen = version
-                    self._on_change()
+        while True:
+            await asyncio.sleep(_EVERY)
+            version = _version(connection)
+            if version is not None and version != seen:
+                seen = version
+                self._on_change()
 
 
 def _version(connection: sqlite3.Connection) -> int | None:
